@@ -1,0 +1,1 @@
+"""The service: the front (`front/`) and the decode engine (`engine/`)."""

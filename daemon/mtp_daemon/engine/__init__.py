@@ -1,0 +1,1 @@
+"""The decode engine: the only process with MLX."""

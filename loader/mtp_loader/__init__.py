@@ -1,0 +1,1 @@
+"""The loader: packed store, pool, slots, predictor. The service part never imports MLX."""

@@ -1,0 +1,4 @@
+"""The wire contract of mtpd: messages, their codec, and the shapes both ends of the pool share.
+
+Imports nothing else of the project. `docs/protocol.md` is the document; `codec.MAJOR` and `codec.MINOR` its version.
+"""

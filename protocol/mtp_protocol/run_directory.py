@@ -1,0 +1,37 @@
+"""Where the sockets of a run directory lie; both ends derive the path here and nowhere else."""
+
+import hashlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+# sun_path holds 104 bytes on macOS and 108 on Linux, the final zero included.
+SOCKET_PATH_LIMIT = 103 if sys.platform == "darwin" else 107
+_LONGEST_NAME = len("/loader-18446744073709551615.sock")
+
+
+def default_run_directory() -> Path:
+    """`$MTPD_RUN_DIR`, else the user's runtime directory, else a private folder named after the user id."""
+    if explicit := os.environ.get("MTPD_RUN_DIR"):
+        return Path(explicit)
+    if sys.platform != "darwin" and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
+        return Path(runtime) / "mtpd"
+    return Path(tempfile.gettempdir()) / f"mtpd-{os.getuid()}"
+
+
+def socket_directory(run_directory: Path) -> Path:
+    """The directory that holds the sockets: the run directory, or a short one derived from a long name.
+
+    Both must be private (mode 0700, owned by the user); who creates them checks that.
+    """
+    absolute = Path(os.path.abspath(run_directory))
+    if len(os.fsencode(absolute)) + _LONGEST_NAME <= SOCKET_PATH_LIMIT:
+        return absolute
+    digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
+    return Path(f"/tmp/mtpd-{os.getuid()}-{digest}")
+
+
+def client_address(run_directory: Path) -> str:
+    """The ZeroMQ address clients connect to."""
+    return f"ipc://{socket_directory(run_directory)}/client.sock"

@@ -1,0 +1,55 @@
+"""How a token is chosen from the model's distribution: the user's settings, validated once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of one request. Raises ValueError, naming the field, for a value outside its range.
+
+    `temperature` 0 is greedy. `top_p` 1, `top_k` 0, `min_p` 0 and the neutral penalties are off. `seed` None draws a
+    fresh seed. `logprobs` is how many alternatives to report per token (0: none; the chosen token's is always there
+    when it is above 0). `logit_bias` maps a token id to what is added to its logit.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("top_k", self.top_k, 0, 1 << 31)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
+        _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _within("logprobs", self.logprobs, 0, 20)
+        if self.top_p == 0.0:
+            raise ValueError("top_p must be above 0")
+        if self.seed is not None:
+            _within("seed", self.seed, 0, (1 << 63) - 1)
+        if len(self.logit_bias) > 1024:
+            raise ValueError("logit_bias has more than 1024 entries")
+        for token, bias in self.logit_bias.items():
+            _within("logit_bias token", token, 0, 1 << 31)
+            _within("logit_bias", bias, -1e4, 1e4)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the largest (penalised) logit is taken."""
+        return self.temperature == 0.0
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not isfinite(value) or not low <= value <= high:
+        raise ValueError(f"{name} must lie between {low} and {high}, not {value}")
