@@ -14,7 +14,7 @@ from mtp_protocol.sampling import Sampling
 class Start:
     """Answer a prompt. `delivered` are tokens already sent before a crash: they are fed one at a time after the
 
-    prompt, never sent again, and the answer goes on after them. `sampling.seed` is always set here, by the front.
+    prompt, never sent again, and the answer goes on after them.
     """
 
     request: bytes
