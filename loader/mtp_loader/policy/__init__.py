@@ -1,0 +1,1 @@
+"""Which resident expert to give up: pure policies behind one interface."""
