@@ -38,7 +38,10 @@ class Codec(Generic[M]):
         tag = type(message).__name__
         if tag not in self._readers:
             raise ProtocolError("bad_tag", f"{tag} is not a message of this direction")
-        data: bytes = msgpack.packb([MAJOR, MINOR, tag, _plain(message)])
+        try:
+            data: bytes = msgpack.packb([MAJOR, MINOR, tag, _plain(message)])
+        except (ValueError, OverflowError, TypeError) as error:  # a lone surrogate, an integer over 64 bits, …
+            raise ProtocolError("bad_value", f"{tag} holds a value that cannot travel: {error}") from error
         if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError("too_large", f"{tag} has {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
         return data

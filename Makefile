@@ -1,0 +1,44 @@
+# One command each: `make demo` shows it, `make test` proves it, `make check` is the quick half of it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: help demo test test-full check unit bench clean
+
+help:
+	@echo "make demo       set everything up and answer a prompt through the three processes"
+	@echo "make test       set everything up and run all that must pass (ruff, mypy, import contracts, pytest)"
+	@echo "make test-full  the same with every test matrix whole (much longer)"
+	@echo "make check      ruff, mypy and import contracts only"
+	@echo "make bench      the benchmarks; use a quiet machine"
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"mtpd needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}. Try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	@echo "setting up $(VENV) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/python -m mtp_daemon.demo
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest
+
+test: check unit
+
+test-full: check
+	$(BIN)/python -m pytest --full
+
+bench: $(STAMP)
+	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

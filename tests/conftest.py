@@ -1,0 +1,22 @@
+"""Which tests run: `--full` runs the whole of every big matrix, otherwise a pairwise subset of it."""
+
+import os
+
+import pytest
+
+# Tests of the service must not meet a service of the user's.
+os.environ.pop("MTPD_RUN_DIR", None)
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the whole of every test matrix")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    skipped = pytest.mark.skip(reason="part of a big matrix: make test-full")
+    for item in items:
+        if "full" in item.keywords:
+            item.add_marker(skipped)
