@@ -31,7 +31,7 @@ def create_region(nbytes: int) -> int:
     # macOS has no memfd. The name lives only between these lines: SharedMemory tracks and unlinks it, we keep a
     # duplicate of its descriptor.
     segment = shared_memory.SharedMemory(create=True, size=nbytes)
-    fd = os.dup(segment._fd)  # type: ignore[attr-defined]
+    fd = os.dup(segment._fd)
     segment.close()
     segment.unlink()
     return fd

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 EOS = "<|endoftext|>"
 HELD_OUT_EVERY = 20  # chapters 20, 40, 60, ... are never trained on: 5 % spread over all books
-_HEADING = re.compile(r"^(\d? ?[A-Z][A-Za-z ]*) (\d+)$")
-_VERSE = re.compile(r"^ *(\d+) (.*)$")
+_HEADING = re.compile(r"^((?:[1-3] )?[A-Z][A-Za-z ]*) (\d+)$")
+_VERSE = re.compile(r"^ +(\d+) (.*)$")
 
 
 def read_dump(path: Path | None) -> str:

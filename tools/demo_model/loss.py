@@ -54,4 +54,5 @@ def losses(
     with torch.no_grad():
         agree = (drafts[:, :-1].argmax(-1) == own[:, 1:].argmax(-1)).float().mean()
     total = text + head_weight * head + balance_weight * balance
-    return Losses(total, float(text), float(head), float(balance), float(agree))
+    figures = (float(x.detach()) for x in (text, head, balance, agree))
+    return Losses(total, *figures)
