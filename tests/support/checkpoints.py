@@ -12,6 +12,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+
 from support.families import EXPERTS, config_of, sizes_of
 from support.layouts import head_names, trunk_names
 from support.quant import Weights, quantise_model, quantise_weights

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import mlx.core as mx
+
 from support.quant import Weights
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

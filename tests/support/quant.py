@@ -13,7 +13,7 @@ Weights = dict[str, mx.array]
 
 
 def parse(quant: str | None) -> tuple[mx.Dtype, dict[str, Any] | None]:
-    """`"q4g64"`, `"mxfp4"`, `"bf16"`, None (float32), `"q4g32/bf16"` (quantised from bf16), `"mixed"` → dtype, settings."""
+    """The dtype and settings of a name: None (float32), "bf16", "q4g64", "mxfp4", "mixed", "q4g32/bf16" (from bf16)."""
     name, _, base = (quant or "f32").partition("/")
     if name in DTYPES:
         return DTYPES[name], None

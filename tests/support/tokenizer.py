@@ -19,6 +19,7 @@ def _byte_names() -> list[str]:
 def write_tokenizer(directory: Path, vocab: int, *, chat_template: str | None = None) -> None:
     """Write tokenizer.json and tokenizer_config.json for a vocabulary of `vocab` ids (more than 256)."""
     entries = {name: i for i, name in enumerate(_byte_names())}
+    entries["<|end|>"] = EOS
     entries.update({f"\u0120w{i}": i for i in range(EOS + 1, vocab)})
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     special = {
