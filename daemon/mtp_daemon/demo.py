@@ -1,0 +1,119 @@
+"""`make demo`: start the service on the shipped model, answer a prompt plainly and with speculation, compare, stop.
+
+It drives the same two commands a user would, `mtpd` and `mtp-client`, so that what it shows is what they get.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PROMPT = "And it came to pass in those days, that"
+POOL = "25%"
+TOKENS = 120
+READY_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 300.0
+
+
+def main() -> int:
+    """Exit code 0 when both answers are the same text."""
+    run_directory = Path(tempfile.mkdtemp(prefix="mtpd-demo-"))
+    say(f"starting the service: mtpd serve demo --pool {POOL}   (the pool holds a quarter of the experts)")
+    with service(run_directory):
+        say("plain decoding, one token a forward:")
+        plain = answer(run_directory, depth=0)
+        say("speculation: the model's own MTP head drafts 2 tokens, one forward verifies them:")
+        drafted = answer(run_directory, depth=2)
+        report(plain, drafted)
+    if plain["text"] != drafted["text"]:
+        print("the two texts differ: that is a fault, please report it", file=sys.stderr)
+        return 1
+    say('the same text, token for token. Next: mtpd serve MODEL, then mtp-client "your prompt" (README.md)')
+    return 0
+
+
+def say(line: str) -> None:
+    print(f"\n== {line}", flush=True)
+
+
+@contextmanager
+def service(run_directory: Path) -> Iterator[None]:
+    """The service on the demo model until the block ends; raises RuntimeError when it does not become ready."""
+    command = [sys.executable, "-m", "mtp_daemon.cli", "serve", "demo", "--pool", POOL, "--run-dir", str(run_directory)]
+    daemon = subprocess.Popen(command)
+    try:
+        wait_until_served(daemon, run_directory)
+        yield
+    finally:
+        daemon.terminate()
+        try:
+            daemon.wait(30)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+def wait_until_served(daemon: "subprocess.Popen[bytes]", run_directory: Path) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    status = [sys.executable, "-m", "mtp_daemon.cli", "status", "--json", "--run-dir", str(run_directory)]
+    while subprocess.run(status, capture_output=True).returncode != 0:
+        if daemon.poll() is not None:
+            raise RuntimeError(f"mtpd serve ended with exit code {daemon.returncode}; its message is above")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"mtpd was not ready within {READY_TIMEOUT_S:.0f} s")
+
+
+def answer(run_directory: Path, depth: int) -> dict[str, Any]:
+    """Stream one answer to the terminal; its text and stats."""
+    command = [
+        sys.executable, "-m", "mtp_client.cli", PROMPT, "-n", str(TOKENS), "--json", "--run-dir", str(run_directory),
+        "--speculation", "chain", "--depth", str(depth),
+    ]  # fmt: skip
+    print(PROMPT, end="", flush=True)
+    text, finished = "", None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        for line in client.stdout:
+            event = json.loads(line)
+            if event["event"] == "tokens":
+                text += event["text"]
+                print(event["text"], end="", flush=True)
+            elif event["event"] == "finished":
+                finished = event
+            elif event["event"] == "failed":
+                raise RuntimeError(f"the request failed: {event['text']}")
+        client.wait(ANSWER_TIMEOUT_S)
+    print()
+    if finished is None:
+        raise RuntimeError("the answer ended without a word")
+    return {"text": text, "tokens": finished["usage"]["completion_tokens"], **finished["stats"]}
+
+
+def report(plain: dict[str, Any], drafted: dict[str, Any]) -> None:
+    """The figures of both answers side by side."""
+    print(f"\n{'':28}{'plain':>12}{'depth 2':>12}")
+    for name, value in FIGURES.items():
+        print(f"{name:28}{value(plain):>12}{value(drafted):>12}")
+
+
+def _acceptance(stats: dict[str, Any]) -> str:
+    by_position = stats.get("acceptance_by_position") or []
+    return " ".join(f"{a:.0%}" for a in by_position) or "-"
+
+
+FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "tokens a second": lambda s: f"{s['tok_per_s']:.1f}",
+    "tokens a round": lambda s: f"{s.get('tokens_per_round', 1.0):.2f}",
+    "acceptance by position": _acceptance,
+    "hit rate": lambda s: f"{s['hits'] / max(1, s['hits'] + s['misses']):.1%}",
+    "misses a token": lambda s: f"{s['misses'] / max(1, s['tokens']):.2f}",
+    "read from disk": lambda s: f"{s['bytes_read'] / 1e6:.1f} MB",
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
