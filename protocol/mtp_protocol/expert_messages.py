@@ -42,12 +42,18 @@ class Need:
 
     `held_slots` are the slots this wave reads besides (its hits): they are never victims, and a recall pending on one
     of them is no supply. Tickets rise and are never used twice.
+
+    `passed` are (layer, distinct experts) of the layers since the engine's last Need of this forward in which nothing
+    missed, in their order: so the loader's policy knows the whole past when it chooses. `tokens` is how many tokens
+    the forward carries.
     """
 
     ticket: int
     layer: int
     experts: tuple[int, ...]
     held_slots: tuple[int, ...]
+    passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    tokens: int = 1
 
 
 @dataclass(frozen=True)
