@@ -35,3 +35,13 @@ def socket_directory(run_directory: Path) -> Path:
 def client_address(run_directory: Path) -> str:
     """The ZeroMQ address clients connect to."""
     return f"ipc://{socket_directory(run_directory)}/client.sock"
+
+
+def children_address(run_directory: Path) -> str:
+    """The ZeroMQ address both children connect to."""
+    return f"ipc://{socket_directory(run_directory)}/children.sock"
+
+
+def lock_path(run_directory: Path) -> Path:
+    """The file whose `flock` says who the daemon is; it holds the daemon's process id."""
+    return run_directory / "mtpd.lock"

@@ -1,0 +1,156 @@
+"""The `mtp-client` command."""
+
+import argparse
+import contextlib
+import os
+import sys
+from typing import Any
+
+from mtp_client.answer import Answer
+from mtp_client.client import Client
+from mtp_client.errors import ClientError, NotRunning, RequestRefused, ServiceBug
+from mtp_client.output import JsonOutput, Output, TextOutput
+from mtp_protocol.sampling import Sampling
+
+EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_SERVICE, EXIT_NOT_RUNNING = 0, 1, 2, 3, 4
+EXIT_INTERRUPTED, EXIT_PIPE = 130, 141
+
+_EPILOG = """\
+exit codes:
+  0    answered: the model stopped, or --max-tokens was reached
+  1    a bug of ours (the service says "internal")
+  2    wrong use, or the service refused the request and says why
+  3    the service failed: a disk, memory, a full queue, or it died while answering
+  4    no service runs in this run directory
+  130  cancelled (Ctrl-C)
+  141  whoever read our output stopped reading
+
+examples:
+  mtp-client "Why is the sky blue?"
+  git diff | mtp-client --system "Write a commit message." -
+  mtp-client --json -n 64 "Once upon a time" | jq -r 'select(.event=="tokens").text'
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mtp-client",
+        description="Ask the mtpd service to continue or answer a prompt; the text streams to standard output.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("prompt", help='the prompt; "-" reads it from standard input')
+    add("-n", "--max-tokens", type=int, metavar="N", help="at most N tokens (default: the service's)")
+    add("--run-dir", metavar="D", help="the service's run directory (default: $MTPD_RUN_DIR, else the user's own)")
+    add("--raw", action="store_true", help="give the model the text as it is, without its chat template")
+    add("--system", metavar="TEXT", help="a system message before the prompt")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text (may be repeated)")
+    add("--json", action="store_true", help="one JSON object a line: accepted, progress, tokens, finished or failed")
+    add("--stats", action="store_true", help="speed, hit rate and acceptance, on standard error, after the answer")
+    sampling = parser.add_argument_group("sampling (greedy unless --temperature is above 0)")
+    add = sampling.add_argument
+    add("--temperature", type=float, metavar="T")
+    add("--top-p", type=float, metavar="P", help="keep the likeliest tokens whose probabilities sum to P")
+    add("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
+    add("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest one's probability")
+    add("--repetition-penalty", type=float, metavar="X")
+    add("--presence-penalty", type=float, metavar="X")
+    add("--frequency-penalty", type=float, metavar="X")
+    add("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    add("--logprobs", type=int, metavar="N", help="with --json: log probabilities of each token and its N best rivals")
+    drafting = parser.add_argument_group("speculation (never changes the text of a greedy or seeded answer)")
+    drafting.add_argument("--speculation", metavar="NAME", help="way to draft: off, chain, adaptive, rescue, tree, …")
+    drafting.add_argument("--depth", type=int, metavar="D", help="tokens drafted a round; 0 drafts none")
+    return parser
+
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "logprobs",
+)
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    given: dict[str, Any] = {n: getattr(args, n) for n in _SAMPLING_FIELDS if getattr(args, n) is not None}
+    return Sampling(**given)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        prompt = sys.stdin.buffer.read().decode() if args.prompt == "-" else args.prompt
+        sampling = _sampling(args)
+    except UnicodeDecodeError as error:
+        parser.error(f"standard input is not UTF-8 text: {error}")
+    except ValueError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    output: Output = JsonOutput(sys.stdout) if args.json else TextOutput(sys.stdout, sys.stderr, stats=args.stats)
+    try:
+        return _answer(args, prompt, sampling, output)
+    except BrokenPipeError:
+        # Python flushes standard output once more as it exits; give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _answer(args: argparse.Namespace, prompt: str, sampling: Sampling, output: Output) -> int:
+    try:
+        with Client(args.run_dir, name="mtp-client") as client:
+            answer = client.generate(
+                prompt,
+                raw=args.raw,
+                system=args.system,
+                max_tokens=args.max_tokens,
+                stop=tuple(args.stop),
+                sampling=sampling,
+                speculation=args.speculation,
+                depth=args.depth,
+            )
+            with answer:
+                return _follow(answer, output)
+    except ClientError as error:
+        output.failed(error)
+        return _exit_code(error)
+
+
+def _follow(answer: Answer, output: Output) -> int:
+    try:
+        for event in answer:
+            output.event(event)
+    except KeyboardInterrupt:
+        with contextlib.suppress(ClientError):
+            finished = answer.cancel()
+            if finished is not None:
+                output.event(finished)
+        return EXIT_INTERRUPTED
+    return EXIT_INTERRUPTED if output.reason == "cancelled" else EXIT_OK
+
+
+def _exit_code(error: ClientError) -> int:
+    match error:
+        case NotRunning():
+            return EXIT_NOT_RUNNING
+        case RequestRefused():
+            return EXIT_USAGE
+        case ServiceBug():
+            return EXIT_BUG
+        case _:
+            return EXIT_SERVICE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

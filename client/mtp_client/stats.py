@@ -1,0 +1,100 @@
+"""The `--stats` block: an answer's numbers for a person."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtp_protocol.client_messages import Finished
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+# Lines with their own wording; whatever else the engine reports follows in plain form.
+_WORDED = frozenset(
+    {"tok_per_s", "ttft_s", "hits", "misses", "bytes_read", "stall_s", "rounds", "drafted", "accepted"}
+    | {"accepted_by_position", "drafted_by_position", "accepted_lengths", "tokens_per_round", "queued_s", "restarts"}
+    | {"draft_s", "verify_s", "commit_s", "sync_s"}
+)
+
+
+def stats_block(finished: Finished) -> str:
+    """Lines for standard error, each ended by a newline."""
+    stats, usage = finished.stats, finished.usage
+    tokens = f"{usage.prompt_tokens} in, {usage.completion_tokens} out ({finished.reason})"
+    if usage.cached_tokens:
+        tokens += f", {usage.cached_tokens} of the prompt from the cache"
+    lines = [("tokens", tokens)]
+    lines += [("speed", line) for line in _speed(stats)]
+    lines += [("experts", line) for line in _experts(stats, usage.completion_tokens)]
+    lines += [("drafts", line) for line in _drafts(stats)]
+    lines += [(key, _plain(value)) for key, value in sorted(stats.items()) if key not in _WORDED]
+    width = max(len(name) for name, _ in lines)
+    return "".join(f"{name:>{width}}  {text}\n" for name, text in lines)
+
+
+def _speed(stats: Mapping[str, Any]) -> list[str]:
+    parts = []
+    if (speed := _number(stats, "tok_per_s")) is not None:
+        parts.append(f"{speed:.2f} tokens/s")
+    if (ttft := _number(stats, "ttft_s")) is not None:
+        parts.append(f"first token after {ttft:.2f} s")
+    if queued := _number(stats, "queued_s"):
+        parts.append(f"{queued:.2f} s in the queue")
+    if restarts := _number(stats, "restarts"):
+        parts.append(f"{restarts:.0f} engine restart(s) on the way")
+    return [", ".join(parts)] if parts else []
+
+
+def _experts(stats: Mapping[str, Any], tokens: int) -> list[str]:
+    hits, misses = _number(stats, "hits"), _number(stats, "misses")
+    if hits is None or misses is None:
+        return []
+    parts = [f"{hits:.0f} hits, {misses:.0f} misses"]
+    if hits + misses:
+        parts[0] += f" ({100 * hits / (hits + misses):.1f} % hit)"
+    if (read := _number(stats, "bytes_read")) is not None:
+        each = f", {human_bytes(read / tokens)} a token" if tokens else ""
+        parts.append(f"{human_bytes(read)} read{each}")
+    if (stall := _number(stats, "stall_s")) is not None:
+        parts.append(f"{stall:.2f} s stalled on the disk")
+    return ["; ".join(parts)]
+
+
+def _drafts(stats: Mapping[str, Any]) -> list[str]:
+    drafted, accepted = _number(stats, "drafted"), _number(stats, "accepted")
+    if not drafted or accepted is None:
+        return []
+    line = f"{accepted:.0f} of {drafted:.0f} accepted ({100 * accepted / drafted:.1f} %)"
+    if rounds := _number(stats, "rounds"):
+        line += f" in {rounds:.0f} rounds"
+    if (each := _number(stats, "tokens_per_round")) is not None:
+        line += f", {each:.2f} tokens a round"
+    lines = [line]
+    right, tried = stats.get("accepted_by_position"), stats.get("drafted_by_position")
+    if isinstance(right, list) and isinstance(tried, list):
+        shares = [f"{100 * a / d:.0f} %" for a, d in zip(right, tried, strict=False) if d]
+        lines.append("accepted by position: " + ", ".join(shares))
+    times = [(name, _number(stats, f"{name}_s")) for name in ("draft", "verify", "commit", "sync")]
+    known = [f"{name} {seconds:.2f} s" for name, seconds in times if seconds is not None]
+    return [*lines, ", ".join(known)] if known else lines
+
+
+def _number(stats: Mapping[str, Any], key: str) -> float | None:
+    value = stats.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_plain(v) for v in value)
+    return str(value)
+
+
+def human_bytes(count: float) -> str:
+    """`1.5 GB`; decimal units, as disks are sold."""
+    for unit in _UNITS[:-1]:
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} {_UNITS[-1]}"
