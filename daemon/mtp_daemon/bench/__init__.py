@@ -1,0 +1,1 @@
+"""`mtp-bench`: honest numbers. Every figure stands beside its bound, and what is compared is measured in turn."""

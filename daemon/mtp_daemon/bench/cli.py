@@ -1,0 +1,47 @@
+"""The `mtp-bench` command."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mtp_daemon.errors import DaemonError
+
+COMMANDS = {
+    "synth": "write a checkpoint of any size whose routing follows a plan",
+    "io": "what the disk gives, by read size, threads and cache, and what the loader gets of it",
+    "stream": "decode and prefill by pool share, beside mlx-lm with everything resident and the disk's bound",
+}
+_EPILOG = """\
+Exit codes: 0 measured, 1 something failed while measuring, 2 a wrong option, 4 the machine failed us.
+Everything compared is measured in turn in one run; figures are medians with minimum and maximum. Use a quiet machine.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; its module in `bench/commands/` is imported only then."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(
+        prog="mtp-bench",
+        description="Honest numbers about streaming experts and speculation on this machine.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name in words[:1]:
+            module = importlib.import_module(f"mtp_daemon.bench.commands.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    args = parser.parse_args(words)
+    try:
+        code: int = args.run(args)
+    except DaemonError as error:
+        print(f"mtp-bench: {error}", file=sys.stderr)
+        return error.exit_code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
