@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mtp_loader.errors import PolicyUnknown
+from mtp_loader.errors import BadRequest
 from mtp_loader.policy.interface import Policy
 from mtp_loader.policy.lru import Lru
 
@@ -16,8 +16,8 @@ NAMES = tuple(_MAKERS)
 
 
 def make_policy(name: str) -> Policy:
-    """A fresh policy for one bank; raises PolicyUnknown with the names there are."""
+    """A fresh policy for one bank; raises BadRequest with the names there are."""
     try:
         return _MAKERS[name]()
     except KeyError:
-        raise PolicyUnknown(f"no eviction policy {name!r}; there are {', '.join(NAMES)}") from None
+        raise BadRequest(f"no eviction policy {name!r}; there are {', '.join(NAMES)}") from None
