@@ -1,0 +1,58 @@
+"""What a request may ask for. Checked before it is accepted, so that a refusal comes at once."""
+
+from dataclasses import dataclass
+
+from mtp_daemon.errors import RequestError
+from mtp_protocol.client_messages import Submit
+
+MAX_STOPS = 16
+MAX_STOP_BYTES = 1024
+MAX_DEPTH = 64
+MAX_REQUESTS_PER_CLIENT = 64
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`context` bounds an answer's length; the engine, which knows the prompt's tokens, checks their sum."""
+
+    context: int
+    default_max_tokens: int
+    max_queue: int
+    max_prompt_bytes: int
+    keep_limit_s: float
+
+    def check(self, submit: Submit) -> int:
+        """The answer's length in tokens; raises RequestError naming the field."""
+        self._check_prompt(submit)
+        if len(submit.stop) > MAX_STOPS or any(not 0 < len(s.encode()) <= MAX_STOP_BYTES for s in submit.stop):
+            raise RequestError("bad_request", f"stop: at most {MAX_STOPS} texts of 1 to {MAX_STOP_BYTES} bytes each")
+        if submit.depth is not None and not 0 <= submit.depth <= MAX_DEPTH:
+            raise RequestError("bad_request", f"depth must lie in 0..{MAX_DEPTH}, not {submit.depth}")
+        if not 0 <= submit.keep_s <= self.keep_limit_s:
+            raise RequestError("bad_request", f"keep_s must lie in 0..{self.keep_limit_s:g}, not {submit.keep_s:g}")
+        return self._answer_length(submit.max_tokens)
+
+    def _answer_length(self, asked: int | None) -> int:
+        if asked is None:
+            return min(self.default_max_tokens, self.context)
+        if asked < 0:
+            raise RequestError("bad_request", f"max_tokens must not be negative ({asked})")
+        if asked > self.context:
+            raise RequestError("too_long", f"max_tokens {asked} is more than the service's context of {self.context}")
+        return asked
+
+    def _check_prompt(self, submit: Submit) -> None:
+        if (submit.prompt is None) == (submit.prompt_ids is None):
+            raise RequestError("bad_request", "give exactly one of prompt and prompt_ids")
+        if submit.prompt_ids is not None:
+            if not submit.prompt_ids:
+                raise RequestError("bad_request", "the prompt is empty: give at least one token")
+            if len(submit.prompt_ids) > self.context:
+                raise RequestError(
+                    "too_long", f"the prompt has {len(submit.prompt_ids)} tokens; the context is {self.context}"
+                )
+            return
+        assert submit.prompt is not None
+        size = len(submit.prompt.encode()) + len((submit.system or "").encode())
+        if size > self.max_prompt_bytes:
+            raise RequestError("too_long", f"the prompt has {size} bytes; the limit is {self.max_prompt_bytes}")

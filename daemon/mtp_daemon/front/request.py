@@ -1,0 +1,80 @@
+"""One request from Submit to its terminal message, and one client's view of it."""
+
+from typing import Literal
+
+from mtp_daemon.front.token_log import TokenLog
+from mtp_protocol.client_messages import Failed, Finished, Progress, Submit, ToClient, Tokens
+from mtp_protocol.engine_messages import Start
+
+
+class Request:
+    """Owned by Sessions, which alone changes it."""
+
+    def __init__(self, request: bytes, owner: bytes, submit: Submit, max_tokens: int, now: float) -> None:
+        self.id = request
+        self.owner = owner
+        self.submit = submit
+        self.max_tokens = max_tokens
+        self.log = TokenLog()
+        self.state: Literal["queued", "running", "ended"] = "queued"
+        self.terminal: Finished | Failed | None = None
+        self.progress: Progress | None = None
+        self.followers: set[bytes] = set()
+        self.cancelled = False
+        self.submitted_at = now
+        self.started_at: float | None = None
+        # Engines that died on this request since it last got a token on, and all of them.
+        self.deaths_in_a_row = 0
+        self.deaths = 0
+        self.ahead_at_first = 0
+        self.keep_until: float | None = None
+
+    def start(self) -> Start:
+        """What the engine is told; after a crash it goes on where the log ends."""
+        submit = self.submit
+        return Start(
+            request=self.id,
+            prompt=submit.prompt,
+            prompt_ids=submit.prompt_ids,
+            raw=submit.raw,
+            system=submit.system,
+            max_tokens=self.max_tokens,
+            stop=submit.stop,
+            sampling=submit.sampling,
+            speculation=submit.speculation,
+            depth=submit.depth,
+            delivered=self.log.ids,
+        )
+
+
+class Stream:
+    """How far one client has been told of one request. What is still to tell is read from the log, so a client that
+
+    does not read costs a cursor, not a queue.
+    """
+
+    def __init__(self, request: Request, position: int) -> None:
+        self.request = request
+        self.ended = False
+        self._run = request.log.run_at(position)
+        self._next_run = self._run
+        self._progress: Progress | None = None
+
+    def pending(self) -> ToClient | None:
+        """The next message for the client; call `sent` with it once it is on its way."""
+        request = self.request
+        if self._run < request.log.runs:
+            run, self._next_run = request.log.batch(self._run)
+            return Tokens(request.id, run.seq, run.ids, run.text, run.logprobs)
+        if request.terminal is not None:
+            return None if self.ended else request.terminal
+        return request.progress if request.progress is not self._progress else None
+
+    def sent(self, message: ToClient) -> None:
+        match message:
+            case Tokens():
+                self._run = self._next_run
+            case Progress():
+                self._progress = message
+            case _:
+                self.ended = True
