@@ -4,8 +4,8 @@
 class Acceptance:
     """Decayed counts by position, shrunk towards what the position before it suggests."""
 
-    PRIOR_TRIALS = 2.0
-    FADE = 0.95  # a chained draft is a little worse at each further position, until seen otherwise
+    PRIOR_TRIALS = 4.0
+    FADE = 0.97  # a chained draft is a little worse at each further position, until seen otherwise
 
     def __init__(self, maximum: int, first: float, half_life: float) -> None:
         self._first = first

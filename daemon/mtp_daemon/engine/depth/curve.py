@@ -22,6 +22,7 @@ class Curve:
     """
 
     CLIP = 4.0
+    DRIFT = 0.1  # the share of a surprise that moves the whole curve
     FIRST_WEIGHT = 0.25  # the first forward of a shape compiles kernels and faults pages in
     PRIOR_WEIGHT = 0.5
     OWN_WEIGHT = 2.0  # how much of the line a point's own mean outweighs
@@ -30,11 +31,14 @@ class Curve:
         self._rise = rise
         self._keep = 0.5 ** (1.0 / half_life)
         self._points: dict[int, _Point] = {}
+        self._fitted: tuple[float, float] | None = None
 
     def observe(self, x: int, value: float) -> None:
+        drift = self._drift(x, value)
+        self._fitted = None
         for point in self._points.values():
             point.weight *= self._keep
-            point.total *= self._keep
+            point.total *= self._keep * drift
         first = x not in self._points
         point = self._points.setdefault(x, _Point())
         if not first and point.mean > 0:
@@ -42,6 +46,13 @@ class Curve:
         weight = self.FIRST_WEIGHT if first else 1.0
         point.weight += weight
         point.total += weight * value
+
+    def _drift(self, x: int, value: float) -> float:
+        """What changes at one x (a colder pool, a hotter machine) changes at all, in proportion."""
+        expected = self.at(x)
+        if expected <= 0 or x not in self._points:
+            return 1.0
+        return 1.0 + self.DRIFT * (min(value / expected, self.CLIP) - 1.0)
 
     def evidence(self, x: int) -> float:
         """The decayed number of observations at x."""
@@ -52,7 +63,9 @@ class Curve:
         """The expected value at x, never negative; 0 before anything was seen."""
         if not self._points:
             return 0.0
-        level, slope = self._line()
+        if self._fitted is None:
+            self._fitted = self._line()
+        level, slope = self._fitted
         line = max(0.0, level + slope * x)
         point = self._points.get(x)
         if point is None:
@@ -62,11 +75,12 @@ class Curve:
 
     def _line(self) -> tuple[float, float]:
         """Weighted least squares of value on x, with a pull of the slope towards `rise` times the level."""
-        weight = sum(p.weight for p in self._points.values())
-        mean_x = sum(p.weight * x for x, p in self._points.items()) / weight
-        mean_y = sum(p.total for p in self._points.values()) / weight
-        spread = sum(p.weight * (x - mean_x) ** 2 for x, p in self._points.items())
-        joint = sum(p.weight * (x - mean_x) * (p.mean - mean_y) for x, p in self._points.items())
+        points = self._points.items()
+        weight = sum(p.weight for _, p in points)
+        mean_x = sum(p.weight * x for x, p in points) / weight
+        mean_y = sum(p.total for _, p in points) / weight
+        spread = sum(p.weight * (x - mean_x) ** 2 for x, p in points)
+        joint = sum(p.weight * (x - mean_x) * (p.mean - mean_y) for x, p in points)
         prior = self._rise * mean_y / (1.0 + self._rise * mean_x)
         slope = (joint + self.PRIOR_WEIGHT * prior) / (spread + self.PRIOR_WEIGHT)
         return mean_y - slope * mean_x, slope

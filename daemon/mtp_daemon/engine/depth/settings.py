@@ -27,8 +27,8 @@ class DepthSettings:
     controller: str = "cost"
     depth: int = 2
     max_depth: int = 4
-    half_life: float = 24.0
-    probe_share: float = 0.015
+    half_life: float = 36.0
+    probe_share: float = 0.012
     acceptance: float | None = None
 
     def __post_init__(self) -> None:
