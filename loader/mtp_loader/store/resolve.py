@@ -1,0 +1,49 @@
+"""A model's name to its directory. Never downloads: only `mtp-loader fetch` does."""
+
+import os
+import re
+from pathlib import Path
+
+from mtp_loader.errors import NoSuchModel
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REVISION = re.compile(r"[0-9a-f]{40}|[\w.-]+")
+
+
+def hub_cache() -> Path:
+    """Where Hugging Face's library keeps what it downloaded, by its own environment variables."""
+    if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(cache).expanduser()
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def resolve_model(name: str) -> Path:
+    """The directory of a model given as a path or as a Hugging Face id that is in the local cache.
+
+    Raises NoSuchModel; for an id that is not cached the text holds the command that fetches it.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise NoSuchModel(f"{name} is a file; give the directory that holds the model's config.json")
+    if not _ID.fullmatch(name) or name.startswith((".", "/", "~")):
+        raise NoSuchModel(f"{name}: no such directory, and not a Hugging Face id (owner/name) either")
+    snapshot = _cached(hub_cache() / f"models--{name.replace('/', '--')}")
+    if snapshot is None:
+        raise NoSuchModel(
+            f"{name} is neither a directory nor in the local cache; fetch it with: mtp-loader fetch {name}"
+        )
+    return snapshot
+
+
+def _cached(repository: Path) -> Path | None:
+    reference = repository / "refs" / "main"
+    if not reference.is_file():
+        return None
+    revision = reference.read_text().strip()
+    snapshot = repository / "snapshots" / revision
+    if not _REVISION.fullmatch(revision) or not (snapshot / "config.json").is_file():
+        return None
+    return snapshot
