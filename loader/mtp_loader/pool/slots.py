@@ -1,0 +1,255 @@
+"""The slot table: which expert is in which slot, who was told of it, and who waits for what. Pure: no clock, no I/O.
+
+What happens comes in as calls; what is to be done about it collects as effects, which `drain` hands over in the order
+in which they must be carried out. The four slot rules are `states.SlotStates`; demands and victims of one bank are
+`bank.BankSlots`; here are the engine's life and death and the way of a message to its bank.
+
+A loader that starts beside a live engine does not know what its predecessor told it. So it is quiet, and writes no
+slot, until that engine's `hello` says that it dropped its map, or the front says that it is dead.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from mtp_loader.errors import LoaderBug
+from mtp_loader.policy.interface import Policy, expert_of, key_of, layer_of
+from mtp_loader.pool.bank import BankSlots
+from mtp_loader.pool.demand import SlotCounters, Ticket
+from mtp_loader.pool.effects import Effect, ResizeDone
+from mtp_loader.pool.states import State
+from mtp_protocol.expert_messages import Filled, FillFailed, Need, Resident
+from mtp_protocol.geometry import Geometry, PoolLayout
+
+
+class SlotTable:
+    """All banks of one pool. `policies` has one policy a bank; `pin_share` bounds what pins may take of a bank."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        layout: PoolLayout,
+        policies: Sequence[Policy],
+        *,
+        reserve: int | None = None,
+        pin_share: float = 0.5,
+    ) -> None:
+        self._effects: list[Effect] = []
+        self.banks = [
+            BankSlots(b.bank, b.slots, geometry.minimum_slots(b.bank), policy, reserve, self._effects)
+            for b, policy in zip(layout.banks, policies, strict=True)
+        ]
+        self._layers = {layer.layer: layer for layer in geometry.layers}
+        self._pin_share = pin_share
+        self._tickets: dict[int, tuple[BankSlots, Ticket]] = {}
+        self._last_ticket = -1
+        self._resizing = False
+        self.engine: int | None = None  # the epoch of the engine that may have been told of slots
+        self._successor: int | None = None
+        self.stale_deaths = 0
+
+    # -- the engine's life -----------------------------------------------------------------------------------------
+
+    def engine_up(self, epoch: int) -> None:
+        """The front started an engine. One whose predecessor is not yet reported dead has to wait for that."""
+        if self.engine is None or self.engine == epoch:
+            self.engine = epoch
+        else:
+            self._successor = epoch
+
+    def engine_dead(self, epoch: int) -> None:
+        """That engine is dead and reaped. Only what that very engine was told of is free; news of others is stale."""
+        if self.engine is not None and epoch != self.engine:
+            self.stale_deaths += 1
+            self._successor = None if epoch == self._successor else self._successor
+            return
+        self.engine, self._successor = self._successor, None
+        self._forget_engine()
+
+    def hello(self) -> tuple[Resident, ...]:
+        """The live engine has no map, and nothing it runs reads the pool. Returns what it may read from now on."""
+        self._forget_engine()
+        self._last_ticket = -1
+        resident = []
+        for bank in self.banks:
+            bank.greeted = True
+            for slot in bank.slots.residents():
+                bank.slots.told[slot] = 1
+                key = bank.slots.key[slot]
+                resident.append(Resident(layer_of(key), expert_of(key), slot))
+        return tuple(resident)
+
+    def bye(self) -> None:
+        """The engine reads no slot any more."""
+        self._forget_engine()
+
+    def _forget_engine(self) -> None:
+        for number in list(self._tickets):
+            self._end(number)
+        for bank in self.banks:
+            bank.slots.engine_gone()
+            bank.greeted = False
+            bank.writable = True
+        self._pump()
+
+    # -- demands ---------------------------------------------------------------------------------------------------
+
+    def need(self, need: Need) -> None:
+        """A wave's misses. One that cannot be served is answered by FillFailed, never left waiting."""
+        keys = sorted({key_of(need.layer, expert) for expert in need.experts})
+        if (reason := self._refusal(need, len(keys))) is not None:
+            expert = need.experts[0] if need.experts else 0
+            self._effects.append(FillFailed(need.ticket, need.layer, expert, reason))
+            return
+        self._last_ticket = need.ticket
+        bank = self.banks[self._layers[need.layer].bank]
+        ticket = Ticket(need.ticket, need.layer, deque(keys), set(keys), list(dict.fromkeys(need.held_slots)))
+        self._tickets[need.ticket] = bank, ticket
+        ready = bank.demand(ticket)
+        self._pump()
+        if ready or not keys:
+            residents = tuple(bank.resident(key) for key in ready)
+            self._effects.append(Filled(need.ticket, residents, len(ticket.missing)))
+        if need.ticket in self._tickets and not ticket.missing:
+            self._end(need.ticket)
+
+    def expire(self, number: int, reason: str) -> None:
+        """The ticket waited too long: it is over."""
+        key = min(self._tickets[number][1].missing)
+        self._effects.append(FillFailed(number, layer_of(key), expert_of(key), reason))
+        self._end(number)
+        self._pump()
+
+    def released(self, bank: int, slots: Iterable[int]) -> None:
+        """The engine gave these up. What it was not asked for is counted and changes nothing."""
+        if not 0 <= bank < len(self.banks):
+            return
+        desk = self.banks[bank]
+        for slot in slots:
+            desk.counters.unasked_releases += not desk.slots.release(slot)
+        self._pump()
+
+    def _refusal(self, need: Need, experts: int) -> str | None:
+        layer = self._layers.get(need.layer)
+        if need.ticket <= self._last_ticket:
+            return f"ticket {need.ticket} is not above the last one, {self._last_ticket}"
+        if layer is None:
+            return f"the model has no MoE layer {need.layer}"
+        if any(not 0 <= expert < layer.experts for expert in need.experts):
+            return f"layer {need.layer} has experts 0 to {layer.experts - 1}"
+        bank = self.banks[layer.bank]
+        if any(not 0 <= slot < len(bank.slots.state) for slot in need.held_slots):
+            return f"bank {bank.bank} has slots 0 to {len(bank.slots.state) - 1}"
+        if not bank.fits(experts, set(need.held_slots)):
+            held = len(set(need.held_slots))
+            return f"a wave of {experts} experts beside {held} held slots does not fit {bank.slots.limit} slots"
+        return None
+
+    # -- fills -----------------------------------------------------------------------------------------------------
+
+    def fill_done(self, bank: int, slot: int) -> None:
+        """The readers are done with this slot and its bytes are right."""
+        for ticket in self.banks[bank].filled(slot):
+            self._end(ticket.number)
+        self._pump()
+
+    def fill_failed(self, bank: int, slot: int, reason: str) -> None:
+        """The readers are done with this slot and its bytes are not right."""
+        for ticket in list(self.banks[bank].failed(slot, reason)):
+            self._end(ticket.number)
+        self._pump()
+
+    def fill_cancelled(self, bank: int, slot: int) -> None:
+        """The read never began and never will."""
+        self.banks[bank].requeue(slot)
+        self._pump()
+
+    def cancel_refused(self, bank: int, slot: int) -> None:
+        """The read had begun; `fill_done` or `fill_failed` follows or was told already."""
+        self.banks[bank].refused(slot)
+        self._pump()
+
+    def prefetch(self, layer: int, expert: int) -> bool:
+        """Reads an expert before it is asked for, if a FREE slot is to spare; false when it is not and will not be."""
+        desk = self.banks[self._layers[layer].bank]
+        started = desk.prefetch(key_of(layer, expert))
+        desk.pump()
+        return started
+
+    def cancel_prefetch(self, layer: int, expert: int) -> None:
+        """The expert is not wanted after all; a demand's read goes on."""
+        self.banks[self._layers[layer].bank].cancel_prefetch(key_of(layer, expert))
+
+    # -- pins and size ---------------------------------------------------------------------------------------------
+
+    def pin(self, experts: Iterable[tuple[int, int]]) -> int:
+        """Holds exactly these experts, as far as the pins' share goes; returns how many those are."""
+        wanted: list[list[int]] = [[] for _ in self.banks]
+        for layer, expert in dict.fromkeys(experts):
+            if layer in self._layers and 0 <= expert < self._layers[layer].experts:
+                wanted[self._layers[layer].bank].append(key_of(layer, expert))
+        for bank, keys in zip(self.banks, wanted, strict=True):
+            limit = bank.slots.limit
+            bank.pin(keys[: max(0, min(int(limit * self._pin_share), limit - bank.minimum - bank.reserve))])
+        self._pump()
+        return sum(len(bank.pins) for bank in self.banks)
+
+    def resize(self, limits: Sequence[int]) -> str | None:
+        """Uses only slots below these limits from now on; `ResizeDone` follows. Returns why not, if it cannot be."""
+        if len(limits) != len(self.banks):
+            return f"the pool has {len(self.banks)} banks, not {len(limits)}"
+        for bank, limit in zip(self.banks, limits, strict=True):
+            if not bank.minimum <= limit <= len(bank.slots.state):
+                return f"bank {bank.bank} works with {bank.minimum} to {len(bank.slots.state)} slots, not {limit}"
+        for bank, limit in zip(self.banks, limits, strict=True):
+            bank.slots.set_limit(limit)
+        self._resizing = True
+        self._pump()
+        return None
+
+    # -- what is to be done, and whether all is well ---------------------------------------------------------------
+
+    def drain(self) -> list[Effect]:
+        """The effects since the last call, in the order in which they must be carried out."""
+        effects = list(self._effects)
+        self._effects.clear()
+        return effects
+
+    @property
+    def open_tickets(self) -> tuple[int, ...]:
+        """Tickets that are not answered in full yet, oldest first."""
+        return tuple(self._tickets)
+
+    @property
+    def idle(self) -> bool:
+        """No ticket waits and nothing is being read."""
+        return not self._tickets and not any(bank.fills for bank in self.banks)
+
+    @property
+    def counters(self) -> SlotCounters:
+        return sum((bank.counters for bank in self.banks), SlotCounters())
+
+    def count(self, state: State) -> int:
+        """How many slots of all banks are in `state`."""
+        return sum(bank.slots.count[state] for bank in self.banks)
+
+    def check_integrity(self) -> None:
+        """Counts everything again; raises LoaderBug where something does not add up. O(slots): for idle moments."""
+        for bank in self.banks:
+            bank.check()
+        for number, (_bank, ticket) in self._tickets.items():
+            if not ticket.missing:
+                raise LoaderBug(f"ticket {number} is answered and still open")
+        if not self._tickets and any(bank.holds or bank.queue for bank in self.banks):
+            raise LoaderBug("slots are held or queued for, and no ticket is open")
+
+    def _end(self, number: int) -> None:
+        bank, ticket = self._tickets.pop(number)
+        bank.end(ticket)
+
+    def _pump(self) -> None:
+        for bank in self.banks:
+            for ticket in bank.pump():
+                self._end(ticket.number)
+        if self._resizing and not any(bank.slots.leaving for bank in self.banks):
+            self._resizing = False
+            self._effects.append(ResizeDone(tuple(bank.slots.limit for bank in self.banks)))

@@ -1,0 +1,159 @@
+"""The slot table under random interleavings: hypothesis plays the engine, the readers, the front and the wire."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.slot_model import SlotWorld, tiny_geometry
+
+from mtp_protocol.expert_messages import Filled, Need, Released
+
+LAYERS, EXPERTS, TOP_K = 3, 4, 2
+ALL = LAYERS * EXPERTS
+
+experts_of_a_wave = st.frozensets(st.integers(0, EXPERTS - 1), min_size=1, max_size=EXPERTS)
+layers = st.integers(0, LAYERS - 1)
+
+
+class SlotMachine(RuleBasedStateMachine):
+    """One bank of 2 (the minimum) to 12 slots (everything resident); waves of up to the whole pool."""
+
+    @initialize(slots=st.sampled_from([2, 2, 3, 3, 4, 4, 5, 7, ALL]), reserve=st.sampled_from([None, 0, 1, 2, 3]))
+    def open(self, slots: int, reserve: int | None) -> None:
+        self.world = SlotWorld(tiny_geometry(LAYERS, EXPERTS, TOP_K), slots, reserve)
+        self.world.start_engine()
+        self.world.say_hello()
+
+    def up(self) -> bool:
+        return hasattr(self, "world") and self.world.greeted
+
+    @precondition(lambda self: self.up() and self.world.wave is None)
+    @rule(layer=layers, experts=experts_of_a_wave)
+    def wave(self, layer: int, experts: frozenset[int]) -> None:
+        self.world.begin_wave(layer, frozenset(sorted(experts)[: self.world.limit]))
+
+    @precondition(lambda self: hasattr(self, "world") and self.world.to_loader)
+    @rule()
+    def loader_hears(self) -> None:
+        self.world.hear_engine()
+
+    @precondition(lambda self: hasattr(self, "world") and self.world.to_engine)
+    @rule(n=st.integers(1, 3))
+    def engine_hears(self, n: int) -> None:
+        for _ in range(min(n, len(self.world.to_engine))):
+            self.world.hear_loader()
+
+    @precondition(lambda self: hasattr(self, "world") and self.world.reads)
+    @rule(pick=st.integers(0, 99))
+    def read_ends(self, pick: int) -> None:
+        slots = sorted(self.world.reads)
+        self.world.finish_read(slots[pick % len(slots)])
+
+    @precondition(lambda self: hasattr(self, "world") and self.world.reads)
+    @rule(pick=st.integers(0, 99))
+    def read_fails(self, pick: int) -> None:
+        slots = sorted(self.world.reads)
+        self.world.fail_read(slots[pick % len(slots)])
+
+    @precondition(lambda self: self.up() and self.world.graph)
+    @rule()
+    def graph_ends(self) -> None:
+        self.world.finish_graph()
+
+    @precondition(lambda self: self.up() and self.world.recalls)
+    @rule(slots=st.sets(st.integers(0, ALL - 1)))
+    def engine_answers(self, slots: set[int]) -> None:
+        self.world.answer_recalls(slots)
+
+    @precondition(lambda self: self.up() and self.world.wave and self.world.to_engine)
+    @rule()
+    def reply_lost(self) -> None:
+        message = self.world.to_engine[0]
+        if isinstance(message, Filled) and message.ticket is not None:
+            self.world.lose_reply()
+
+    @precondition(lambda self: self.up())
+    @rule(slot=st.integers(0, ALL - 1))
+    def released_unasked(self, slot: int) -> None:
+        """A second answer to a recall: it must change nothing, whatever the slot is now."""
+        if slot < self.world.slots and slot not in self.world.table.banks[0].slots.recalled:
+            self.world.table.released(0, (slot, 10**6, -1))
+            self.world.carry_out()
+
+    @precondition(lambda self: self.up() and self.world.tickets)
+    @rule(layer=layers)
+    def ticket_repeated(self, layer: int) -> None:
+        """An old ticket comes again: it is refused and disturbs nobody."""
+        waiting = self.world.table.open_tickets
+        self.world.table.need(Need(self.world.table._last_ticket, layer, (0, 1), ()))
+        self.world.carry_out()
+        assert self.world.table.open_tickets == waiting
+        self.world.to_engine.pop()
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @rule(layer=layers, expert=st.integers(0, EXPERTS - 1))
+    def prefetch(self, layer: int, expert: int) -> None:
+        self.world.table.prefetch(layer, expert)
+        self.world.carry_out()
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @rule(layer=layers, expert=st.integers(0, EXPERTS - 1))
+    def unwanted(self, layer: int, expert: int) -> None:
+        self.world.table.cancel_prefetch(layer, expert)
+        self.world.carry_out()
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @rule(experts=st.lists(st.tuples(layers, st.integers(0, EXPERTS - 1)), max_size=4))
+    def pin(self, experts: list[tuple[int, int]]) -> None:
+        self.world.table.pin(experts)
+        self.world.carry_out()
+
+    @precondition(lambda self: self.up() and self.world.wave is None)
+    @rule(share=st.floats(0, 1))
+    def resize(self, share: float) -> None:
+        world = self.world
+        limit = max(TOP_K, round(share * world.slots))
+        world.limit = limit
+        assert world.table.resize([limit]) is None
+        world.carry_out()
+
+    @precondition(lambda self: hasattr(self, "world") and self.world.table.engine is not None)
+    @rule()
+    def engine_dies(self) -> None:
+        self.world.die()
+
+    @precondition(lambda self: self.up())
+    @rule()
+    def stale_death(self) -> None:
+        self.world.table.engine_dead(self.world.epoch - 1)
+        self.world.carry_out()
+
+    @precondition(lambda self: hasattr(self, "world") and not self.world.greeted and self.world.table.engine is None)
+    @rule()
+    def engine_starts(self) -> None:
+        self.world.start_engine()
+
+    @precondition(
+        lambda self: hasattr(self, "world") and not self.world.greeted and self.world.table.engine is not None
+    )
+    @rule()
+    def engine_greets(self) -> None:
+        self.world.say_hello()
+
+    @precondition(lambda self: self.up())
+    @rule()
+    def engine_greets_again(self) -> None:
+        self.world.say_hello()
+
+    @precondition(lambda self: hasattr(self, "world"))
+    @rule()
+    def loader_restarts(self) -> None:
+        self.world.new_table()
+
+    @precondition(lambda self: self.up() and self.world.wave is not None)
+    @rule()
+    def wave_ends(self) -> None:
+        """Liveness: whatever happened before, a wave that fits comes to its end."""
+        self.world.settle()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world") and self.world.table.engine is not None:
+            self.world.settle()
