@@ -5,12 +5,28 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import mlx.core as mx
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from mtp_daemon.engine.errors import EngineBug
+from mtp_daemon.engine.expert_link import ExpertLink, Limits
+from mtp_daemon.engine.expert_planes import ExpertPlanes
+from mtp_daemon.engine.loader_life import LoaderLife
+from mtp_daemon.engine.loader_socket import LoaderSocket
+from mtp_daemon.engine.pool_view import PoolView
+from mtp_daemon.engine.residency import Residency
+from mtp_daemon.engine.routing import DECODE, PROMPT, Forward, LayerRouting, distinct
 from mtp_daemon.engine.stream_stats import StreamStats
+from mtp_daemon.engine.verify import SlotVerifier
+from mtp_protocol.expert_messages import Hello
+from mtp_protocol.geometry import Geometry, PoolLayout
 
-PROMPT = 0
-DECODE = 1
+__all__ = ["DECODE", "PROMPT", "ExpertStream", "ResidentStream", "Stream", "StreamSettings"]
 
 
 class Stream(Protocol):
@@ -51,3 +67,158 @@ class ResidentStream:
 
     def settle(self) -> None:
         """Nothing reads a pool."""
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """`hints_ahead`: for how many layers ahead a layer guesses experts (0: none; the guesses cost a gate each);
+
+    `hint_experts`: how many experts a guess names at most, times the layer's top-k; `hint_prompts`: also in prompts.
+    `verify_slots`: hash every slot at use against what the store says (debugging; slow).
+    """
+
+    hints_ahead: int = 0
+    hint_experts: float = 1.0
+    hint_prompts: bool = False
+    verify_slots: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+class ExpertStream:
+    """A pool that a loader fills, seen by the model's MoE layers. Created, used and closed by the MLX thread."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        life: LoaderLife,
+        engine_epoch: int,
+        geometry: Geometry,
+        layout: PoolLayout,
+        region_fd: int,
+        settings: StreamSettings | None = None,
+        verifier: SlotVerifier | None = None,
+    ) -> None:
+        """Maps the pool; `region_fd` may be closed afterwards. Says nothing to the loader before `join`.
+
+        Raises RequestRefused where this MLX cannot look at shared memory, OSError from mapping it.
+        """
+        self.settings = settings or StreamSettings()
+        self.geometry = geometry
+        self.top_k = {y.layer: y.top_k for y in geometry.layers}
+        self.stats = StreamStats()
+        self.residency = Residency(geometry, layout)
+        self._view = PoolView(region_fd, geometry, layout)
+        self.planes = [ExpertPlanes(b, v) for b, v in zip(geometry.banks, self._view.banks, strict=True)]
+        self.verifier = verifier if self.settings.verify_slots else None
+        socket = LoaderSocket(context, life, engine_epoch, self.stats)
+        hello = Hello(geometry.fingerprint, layout.generation)
+        self.link = ExpertLink(socket, self.residency, hello, self.finish, self.stats, self.settings.limits)
+        self.dry = False  # layers give zeros of the right shape: to learn the caches' sizes without a loader
+        self._tables: dict[int, tuple[int, mx.array]] = {}
+        self._step = 0
+        self._now: Forward | None = None
+        self._unreported: list[Forward] = []
+        # Arrays that read the pool and may not have been computed. A forward's layers are a chain (each layer's rows
+        # come from the one before), so its last layer's rows stand for all of it.
+        self._tail: mx.array | None = None
+        self._tails: list[mx.array] = []
+
+    def join(self) -> None:
+        """Wait for the loader and learn what is resident. Raises LoaderTimeout."""
+        self.link.join()
+
+    def close(self) -> None:
+        """Leave the loader and give the pool's memory back."""
+        self.settle()
+        self.link.leave()
+        self._view.close()
+
+    # -- what decoding asks ----------------------------------------------------------------------------------------
+
+    @property
+    def all_resident(self) -> bool:
+        return self.residency.all_whole and self.verifier is None
+
+    @contextmanager
+    def forward(self, tokens: Sequence[int], phase: int) -> Iterator[None]:
+        """See `Stream.forward`. The forward before the last one is reported here: its results have long been read."""
+        if self._now is not None:
+            raise EngineBug("a forward began inside another")
+        self.link.poll()
+        self._report(keep=1)
+        self._step += 1
+        now = self._now = Forward(self._step, phase, tuple(tokens))
+        self.stats.forwards += 1
+        self.stats.tokens += len(now.tokens)
+        try:
+            yield
+            self._unreported.append(now)
+        finally:
+            self._now = None
+            self._keep_tail()
+
+    def settle(self) -> None:
+        """See `Stream.settle`. Cheap when the results have been read."""
+        self.finish()
+        self.link.poll()
+        self._report(keep=0)
+
+    def finish(self) -> None:
+        """Wait for every graph that reads the pool."""
+        self._keep_tail()
+        if self._tails:
+            mx.eval(self._tails)
+            self._tails.clear()
+        self.residency.finished()
+
+    def _keep_tail(self) -> None:
+        if self._tail is not None:
+            self._tails.append(self._tail)
+            self._tail = None
+
+    def _report(self, keep: int) -> None:
+        while len(self._unreported) > keep:
+            self.link.send(self._unreported.pop(0).used(self.stats))
+
+    # -- what a MoE layer asks -------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> Forward:
+        """The forward under way. Raises EngineBug outside of one."""
+        if self._now is None:
+            raise EngineBug("a layer ran outside `forward`")
+        return self._now
+
+    def device_table(self, layer: int) -> mx.array | None:
+        """Slot of every expert, `[experts]` uint32, where all of them are resident; its slots count as read."""
+        if not self.residency.whole(layer) or self.verifier is not None:
+            return None
+        slots = self.residency.table(layer)
+        self.residency.read(layer, slots)
+        version = self.residency.versions[layer]
+        known = self._tables.get(layer)
+        if known is None or known[0] != version:
+            known = self._tables[layer] = (version, mx.array(slots.astype(np.uint32)))
+        return known[1]
+
+    def host_ids(self, indices: mx.array, also: Sequence[mx.array]) -> NDArray[Any]:
+        """The one host read of a layer: router ids, and what else is wanted with them. All earlier graphs end here."""
+        self._keep_tail()
+        mx.eval(indices, also, self._tails)
+        self._tails.clear()
+        self.residency.finished()
+        self.stats.host_reads += 1
+        return np.array(indices, copy=False)
+
+    def started(self, part: mx.array) -> None:
+        """A part of a layer's rows is being computed; it is not yet part of the layer's result."""
+        self._tails.append(part)
+
+    def built(self, layer: int, ids: Any, weights: mx.array | None, rows: mx.array, missed: int | None) -> None:
+        """`rows` is a layer's result. `missed` is None where the ids have not been read."""
+        now = self.now
+        now.layers.append(LayerRouting(layer, ids, weights, missed is not None))
+        if missed is not None:
+            now.count(self.stats, distinct(ids), missed)
+            self._tails.clear()  # parts of this layer: the rows come from them
+        self._tail = rows

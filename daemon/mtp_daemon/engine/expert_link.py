@@ -1,0 +1,247 @@
+"""Asking the loader for experts, giving slots back, and outliving the loader."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import numpy as np
+
+from mtp_daemon.engine.errors import EngineBug, EngineError, ExpertUnreadable, LoaderTimeout
+from mtp_daemon.engine.loader_life import LoaderDead, LoaderUp
+from mtp_daemon.engine.loader_socket import LoaderSocket
+from mtp_daemon.engine.residency import ABSENT, Residency
+from mtp_daemon.engine.stream_stats import StreamStats
+from mtp_protocol.expert_messages import (
+    Bye,
+    Filled,
+    FillFailed,
+    Hello,
+    Hint,
+    Need,
+    Recall,
+    Released,
+    ToEngine,
+    Used,
+    Welcome,
+)
+
+Passed = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds. `retry_s` without news a demand is asked again with a new ticket (a reply may be lost); after
+
+    `deadline_s` it fails. `loader_s` is how long a dead loader may take to come back.
+    """
+
+    retry_s: float = 5.0
+    deadline_s: float = 60.0
+    loader_s: float = 60.0
+
+
+@dataclass
+class Demand:
+    """Experts of one layer that a wave waits for."""
+
+    layer: int
+    tokens: int
+    missing: set[int]
+    arrived: list[int] = field(default_factory=list)
+    tickets: set[int] = field(default_factory=set)
+
+
+class ExpertLink:
+    """Owned by the MLX thread. `finish` waits for every graph that was built: called before the map is dropped."""
+
+    def __init__(
+        self,
+        socket: LoaderSocket,
+        residency: Residency,
+        hello: Hello,
+        finish: Callable[[], None],
+        stats: StreamStats,
+        limits: Limits,
+    ) -> None:
+        self._socket = socket
+        self._residency = residency
+        self._hello = hello
+        self._finish = finish
+        self._stats = stats
+        self._limits = limits
+        self._ticket = 0
+        self._demand: Demand | None = None
+        self._successor: LoaderUp | None = None  # a loader that we have not said Hello to
+
+    @property
+    def alive(self) -> bool:
+        return self._socket.loader_epoch is not None and self._successor is None
+
+    def join(self) -> None:
+        """Wait for a loader and say Hello. Raises LoaderTimeout."""
+        until = time.monotonic() + self._limits.loader_s
+        while not self.alive:
+            if self._successor is None:
+                self._handle(self._receive(until, "a loader"))
+            self._rejoin()
+
+    def poll(self) -> None:
+        """Take in what has arrived and answer what can be answered. Waits for nothing but a new loader's Welcome."""
+        while (happened := self._socket.receive()) is not None:
+            self._handle(happened)
+        self._rejoin()
+        self.release()
+
+    def release(self) -> None:
+        """Answer the recalls of slots that no graph reads."""
+        for bank, slots in self._residency.release():
+            self._socket.send(Released(bank, slots))
+
+    def send(self, message: Hint | Used) -> None:
+        """Lost while there is no loader, which costs knowledge and nothing else."""
+        self._socket.send(message)
+
+    def leave(self) -> None:
+        self._socket.send(Bye())
+        self._socket.disconnect()
+
+    # -- demands ---------------------------------------------------------------------------------------------------
+
+    def ask(self, layer: int, experts: Sequence[int], *, tokens: int = 1, passed: Passed = ()) -> Demand:
+        """Demand experts of one layer; those that arrived since the caller looked are not asked for.
+
+        Slots that graphs read now (the caller marked this wave's hits) are held: the loader takes none of them.
+        """
+        if self._demand is not None and self._demand.missing:
+            raise EngineBug(f"layer {layer} asks while layer {self._demand.layer} still waits")
+        demand = self._demand = Demand(layer, tokens, set(experts))
+        self._note_arrivals(demand, experts)
+        if demand.missing:
+            self._stats.demands += 1
+            self._send_need(demand, passed)
+        return demand
+
+    def collect(self, demand: Demand) -> list[int]:
+        """Wait for experts of the demand: those that have arrived, at least one, marked as read; none when it is over.
+
+        Raises ExpertUnreadable, LoaderTimeout (naming what was waited for), EngineStopping.
+        """
+        began = time.monotonic()
+        try:
+            if demand.missing and not demand.arrived:
+                self._wait(demand)
+            while (happened := self._socket.receive()) is not None:  # what else is there is computed in the same go
+                self._handle(happened)
+        except EngineError:
+            demand.missing.clear()  # nobody waits any more
+            raise
+        self.release()
+        arrived, demand.arrived = demand.arrived, []
+        self._stats.wait_s += time.monotonic() - began
+        return arrived
+
+    def _wait(self, demand: Demand) -> None:
+        """Until something of the demand has arrived."""
+        until = time.monotonic() + self._limits.deadline_s
+        retry = time.monotonic() + self._limits.retry_s
+        while demand.missing and not demand.arrived:
+            happened = self._socket.receive(max(0.0, min(until, retry) - time.monotonic()))
+            if happened is not None:
+                self._handle(happened)
+                if not self.alive:
+                    self._await_successor(demand)
+                    until = time.monotonic() + self._limits.deadline_s
+                    retry = time.monotonic() + self._limits.retry_s
+                self.release()
+            elif time.monotonic() >= until:
+                raise LoaderTimeout(f"the loader did not deliver {_names(demand)} within {self._limits.deadline_s:g} s")
+            elif time.monotonic() >= retry:
+                self._stats.retries += 1
+                self._send_need(demand)
+                retry = time.monotonic() + self._limits.retry_s
+
+    def _send_need(self, demand: Demand, passed: Passed = ()) -> None:
+        self._ticket += 1
+        demand.tickets.add(self._ticket)
+        held = self._residency.held(demand.layer)
+        need = Need(self._ticket, demand.layer, tuple(sorted(demand.missing)), held, passed, demand.tokens)
+        self._socket.send(need)
+
+    def _note_arrivals(self, demand: Demand, experts: Iterable[int]) -> None:
+        """Experts of the demand that are in the map are marked as read at once, before any recall is answered."""
+        table = self._residency.table(demand.layer)
+        here = [e for e in experts if e in demand.missing and table[e] != ABSENT]
+        if here:
+            demand.missing.difference_update(here)
+            demand.arrived += here
+            self._residency.read(demand.layer, table[np.array(here)])
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def _handle(self, happened: ToEngine | LoaderUp | LoaderDead) -> None:
+        match happened:
+            case Filled(_, experts):
+                self._residency.fill(experts)
+                if self._demand is not None:
+                    self._note_arrivals(self._demand, [r.expert for r in experts if r.layer == self._demand.layer])
+            case Recall(bank, slots):
+                if unknown := self._residency.recall(bank, slots):
+                    self._socket.send(Released(bank, tuple(unknown)))
+            case FillFailed(ticket, layer, expert, reason):
+                if self._demand is not None and ticket in self._demand.tickets:
+                    self._demand.missing.clear()
+                    raise ExpertUnreadable(layer, expert, reason)
+            case Welcome():
+                raise EngineBug("the loader said Welcome to an engine that had not said Hello")
+            case LoaderUp():
+                self._successor = happened
+            case LoaderDead(epoch):
+                if epoch == self._socket.loader_epoch:
+                    self._socket.disconnect()
+                if self._successor is not None and epoch == self._successor.epoch:
+                    self._successor = None
+            case _:
+                assert_never(happened)
+
+    def _receive(self, until: float, what: str) -> ToEngine | LoaderUp | LoaderDead:
+        happened = self._socket.receive(max(0.0, until - time.monotonic()))
+        if happened is None:
+            raise LoaderTimeout(f"waited {self._limits.loader_s:g} s for {what}")
+        return happened
+
+    def _await_successor(self, demand: Demand) -> None:
+        """The loader died while we wait: go on with the next one and ask it for what is still missing."""
+        until = time.monotonic() + self._limits.loader_s
+        while not self.alive:
+            if self._successor is None:
+                self._handle(self._receive(until, f"a new loader, to deliver {_names(demand)}"))
+            self._rejoin()
+        self._note_arrivals(demand, sorted(demand.missing))
+        if demand.missing:
+            self._send_need(demand)
+
+    def _rejoin(self) -> None:
+        """Say Hello to a loader that we have not met. It writes no slot before that, so first every graph ends."""
+        while (loader := self._successor) is not None:
+            self._finish()
+            self._residency.finished()
+            self._residency.drop()
+            self._socket.connect(loader)
+            self._successor = None
+            self._socket.send(self._hello)
+            self._stats.rejoins += 1
+            until = time.monotonic() + self._limits.loader_s
+            while self._successor is None:
+                happened = self._receive(until, "the loader's Welcome")
+                if isinstance(happened, Welcome):
+                    self._residency.fill(happened.resident)
+                    break
+                self._handle(happened)  # a death or a successor; anything else before Welcome is a bug that it raises
+                if not self.alive and self._successor is None:
+                    return  # it died before it answered: whoever needs experts waits for the next
+
+
+def _names(demand: Demand) -> str:
+    experts = ", ".join(map(str, sorted(demand.missing)[:8]))
+    return f"experts {experts} of layer {demand.layer}"

@@ -1,0 +1,78 @@
+"""What forwards routed to, kept until their results are there, then told to the loader."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_daemon.engine.stream_stats import StreamStats
+from mtp_protocol.expert_messages import Used
+
+PROMPT = 0
+DECODE = 1
+# A prompt's chunk may carry thousands of tokens; the loader learns of its last ones (its Needs tell it of the others).
+PROMPT_ROWS = 128
+
+
+@dataclass
+class LayerRouting:
+    """Router ids `[..., K]` of one layer and their weights; arrays of MLX where no one has read them yet."""
+
+    layer: int
+    ids: Any
+    weights: mx.array | None
+    counted: bool
+
+
+@dataclass
+class Forward:
+    """One forward, from its first layer to its report."""
+
+    step: int
+    phase: int
+    tokens: tuple[int, ...]
+    layers: list[LayerRouting] = field(default_factory=list)
+    told: int = 0  # layers that a Need has told the loader of
+    hits: int = 0
+    misses: int = 0
+
+    def count(self, stats: StreamStats, distinct: int, missed: int) -> None:
+        """`distinct` experts of a layer, `missed` of which were not resident."""
+        self.hits += distinct - missed
+        self.misses += missed
+        stats.hits += distinct - missed
+        stats.misses += missed
+        stats.unions[len(self.tokens)][distinct] += 1
+
+    def passed(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Distinct experts of the layers since the last Need. Their ids have been computed: a later layer's are."""
+        layers = self.layers[self.told :]
+        self.told = len(self.layers)
+        return tuple((y.layer, tuple(np.unique(_host(y.ids)).tolist())) for y in layers)
+
+    def used(self, stats: StreamStats) -> Used:
+        """The report. Reads arrays that are not evaluated yet, if any."""
+        routing = []
+        rows = len(self.tokens) if self.phase == DECODE else min(PROMPT_ROWS, len(self.tokens))
+        for y in self.layers:
+            ids = _host(y.ids)
+            if not y.counted:
+                self.count(stats, distinct(ids), 0)
+            top_k = ids.shape[-1]
+            last = ids.reshape(-1, top_k)[-rows:].tolist()
+            weights: Any = [[1 / top_k] * top_k] * len(last)
+            if y.weights is not None:
+                weights = y.weights.reshape(-1, top_k)[-rows:].tolist()
+            routing.append((y.layer, tuple(map(tuple, last)), tuple(map(tuple, weights))))
+        return Used(self.step, self.phase, self.tokens[-rows:], tuple(routing), self.hits, self.misses)
+
+
+def distinct(ids: NDArray[Any]) -> int:
+    """How many experts there are in router ids `[..., K]`; one token's are all different."""
+    return ids.size if ids.size == ids.shape[-1] else len(set(ids.ravel().tolist()))
+
+
+def _host(ids: Any) -> NDArray[Any]:
+    return np.array(ids, copy=False)

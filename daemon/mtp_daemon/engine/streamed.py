@@ -1,0 +1,51 @@
+"""The layer that takes SwitchGLU's place: the same rows, from experts that stream through the pool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+
+from mtp_daemon.engine.hints import Lookahead
+from mtp_daemon.engine.stream import ExpertStream
+from mtp_daemon.engine.waves import gather_in_waves
+
+
+class StreamedSwitchGLU(Module):
+    """`[..., H]` and router ids `[..., K]` to `[..., K, H]`. Holds no weights: its experts lie in the pool."""
+
+    def __init__(self, stream: ExpertStream, layer: int, activation: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stream = stream
+        self.layer = layer
+        self.bank = stream.residency.bank_of[layer]
+        self.activation = activation
+        self.lookahead: Lookahead | None = None
+
+    def __call__(
+        self, x: mx.array, indices: mx.array, weights: mx.array | None = None, beside: Sequence[mx.array] = ()
+    ) -> mx.array:
+        """`weights` `[..., K]` are the router's, for the report; `beside` is computed while experts are read."""
+        stream, layer = self.stream, self.layer
+        if stream.dry:
+            return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
+        if (table := stream.device_table(layer)) is not None:
+            y = stream.planes[self.bank].gather(x, table[indices], self.activation)
+            stream.built(layer, indices, weights, y, None)
+            return y
+        guesses = [] if self.lookahead is None else self.lookahead.guess(x)
+        ids = stream.host_ids(indices, guesses)
+        slots = stream.residency.table(layer)[ids]
+        missed = 0
+        if slots.min() < 0:
+            y, missed = gather_in_waves(stream, layer, self.activation, x, ids, beside)
+        else:
+            stream.residency.read(layer, slots)
+            if stream.verifier is not None:
+                stream.verifier.check(layer, ids, slots, stream.stats)
+            y = stream.planes[self.bank].gather(x, mx.array(slots.astype(np.uint32)), self.activation)
+        stream.built(layer, ids, weights, y, missed)
+        if guesses and self.lookahead is not None:
+            self.lookahead.tell(guesses)
+        return y

@@ -1,0 +1,115 @@
+"""One MoE layer with experts that are not there: what is resident is computed while the rest is read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mtp_daemon.engine.expert_planes import SORT_FROM, Activation
+from mtp_daemon.engine.residency import ABSENT
+from mtp_daemon.engine.stream import ExpertStream
+
+
+class _Rows:
+    """The layer's rows, one for each (token, rank), computed group by group and put in order at the end."""
+
+    def __init__(
+        self, stream: ExpertStream, layer: int, activation: Activation, x: mx.array, ids: NDArray[Any]
+    ) -> None:
+        self._stream = stream
+        self._layer = layer
+        self._planes = stream.planes[stream.residency.bank_of[layer]]
+        self._activation = activation
+        self._x = x.reshape(-1, 1, x.shape[-1])
+        self._ids = ids
+        self._flat = ids.reshape(-1)
+        self._table = stream.residency.table(layer)
+        self.parts: list[mx.array] = []
+        self._places: list[NDArray[Any]] = []
+
+    def compute(self, experts: Sequence[int] | NDArray[Any]) -> None:
+        """Start on the rows of these experts, which are resident and marked as read."""
+        if not len(experts):
+            return
+        wanted = np.zeros(len(self._table), np.bool_)
+        wanted[experts] = True
+        places = np.flatnonzero(wanted[self._flat])
+        slots = self._table[self._flat[places]]
+        if self._stream.verifier is not None:
+            self._stream.verifier.check(self._layer, self._flat[places], slots, self._stream.stats)
+        if many := places.size >= SORT_FROM:
+            order = np.argsort(slots, kind="stable")
+            places, slots = places[order], slots[order]
+        # One token's row is broadcast over its experts, as SwitchGLU does; otherwise each place gets its token's row.
+        x = self._x if self._x.shape[0] == 1 else self._x[mx.array(places // self._ids.shape[-1])]
+        part = self._planes.rows(x, mx.array(slots.astype(np.uint32)), self._activation, many).squeeze(-2)
+        mx.async_eval(part)  # type: ignore[no-untyped-call]
+        self._stream.started(part)
+        self.parts.append(part)
+        self._places.append(places)
+
+    def result(self) -> mx.array:
+        """`[..., K, H]` in the router's order: every row came out as the reference's, so what follows sums the same."""
+        order = np.empty(self._flat.size, np.uint32)
+        order[np.concatenate(self._places)] = np.arange(self._flat.size, dtype=np.uint32)
+        rows = self.parts[0] if len(self.parts) == 1 else mx.concatenate(self.parts)
+        return rows[mx.array(order)].reshape(*self._ids.shape, -1)
+
+
+def gather_in_waves(
+    stream: ExpertStream,
+    layer: int,
+    activation: Activation,
+    x: mx.array,
+    ids: NDArray[Any],
+    beside: Sequence[mx.array],
+) -> tuple[mx.array, int]:
+    """`(rows [..., K, H], experts that were missing)` for `x` `[..., H]` and router ids `[..., K]`.
+
+    If the layer's distinct experts fit the bank, one Need asks for all that are missing. Otherwise they come in waves
+    of half the bank, each expert asked for once: while one wave is computed, the next is read. `beside` is what else
+    may be computed meanwhile. A wave ends with nothing held but the slots that are still being read.
+    """
+    residency, link = stream.residency, stream.link
+    rows = _Rows(stream, layer, activation, x, ids)
+    distinct = np.unique(ids)
+    slots = residency.table(layer)[distinct]
+    hits, todo = distinct[slots != ABSENT], distinct[slots == ABSENT].tolist()
+    missed, tokens = len(todo), ids.size // ids.shape[-1]
+    capacity = residency.slots[residency.bank_of[layer]]
+    size = len(todo) if len(distinct) <= capacity else max(1, capacity // 2)
+    residency.read(layer, slots[slots != ABSENT])
+    passed = stream.now.passed()
+    waiting = len(hits) + size <= capacity
+    if not waiting:  # the hits leave no room for a wave: they are computed first and then given up as the loader asks
+        mx.async_eval(beside)  # type: ignore[no-untyped-call]
+        rows.compute(hits)
+        stream.finish()
+    while todo:
+        wave, todo = todo[:size], todo[size:]
+        stream.stats.waves += 1
+        mark, older = residency.next_mark(), len(rows.parts)
+        demand = link.ask(layer, wave, tokens=tokens, passed=passed)
+        passed = ()
+        if waiting:
+            mx.async_eval(beside)  # type: ignore[no-untyped-call]
+            rows.compute(hits)
+            waiting = False
+        while arrived := link.collect(demand):
+            rows.compute(arrived)
+        if todo:
+            _make_room(stream, layer, rows.parts[:older], mark, min(size, len(todo)), capacity)
+    return rows.result(), missed
+
+
+def _make_room(
+    stream: ExpertStream, layer: int, older: Sequence[mx.array], mark: int, next_size: int, capacity: int
+) -> None:
+    """End what the next wave must not hold: the earlier waves' graphs, and this one's where both do not fit."""
+    mx.eval(older)
+    stream.residency.finished(before=mark)
+    if len(stream.residency.held(layer)) + next_size > capacity:
+        stream.finish()
+    stream.link.release()
