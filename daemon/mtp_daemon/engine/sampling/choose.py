@@ -19,9 +19,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from mtp_daemon.engine.sampling.drafts import Draft, Verdict, equal_drafts, paths_to_rows, turns_of, walk
 from mtp_daemon.engine.sampling.law import PENALTY_WINDOW, Law
 from mtp_daemon.engine.sampling.noise import FreshNoise, gumbel, position_key
-from mtp_daemon.engine.sampling.rejection import try_drafts
+from mtp_daemon.engine.sampling.rejection import Trial, try_drafts
 from mtp_protocol.client_messages import TokenLogprobs
 from mtp_protocol.sampling import Sampling
 
@@ -38,45 +39,6 @@ class Proposal:
     tokens: mx.array
     confidence: mx.array
     law: mx.array | None
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A drafted token. `parent` is the verify row whose logits judge it; `row` the row that was fed with it, None
-
-    when it was not fed (verified position by position, or a branch kept in reserve). `law` [V] as in `Proposal`;
-    None for a draft chosen without chance. Drafts of one parent are tried in the order they are listed.
-    """
-
-    token: int
-    parent: int
-    row: int | None
-    law: mx.array | None = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """`ids`: the accepted run and, last, the token the target adds. `rows[i]` is the row whose logits chose `ids[i]`:
-
-    row 0, then the rows of the accepted drafts in order. `matched[i]` is the index of the draft that equals `ids[i]`;
-    the last is None, or a draft that was not fed. `logprobs` has one entry an id when they were asked for.
-    """
-
-    ids: tuple[int, ...]
-    rows: tuple[int, ...]
-    matched: tuple[int | None, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-    @property
-    def accepted(self) -> int:
-        """How many fed drafts were accepted."""
-        return len(self.rows) - 1
-
-
-def chain(tokens: Sequence[int], laws: Sequence[mx.array | None] | None = None) -> list[Draft]:
-    """The drafts of one path fed as rows 1, 2, … after row 0."""
-    given = laws if laws is not None else [None] * len(tokens)
-    return [Draft(token, i, i + 1, law) for i, (token, law) in enumerate(zip(tokens, given, strict=True))]
 
 
 class Chooser:
@@ -99,7 +61,7 @@ class Chooser:
         vocabulary = logits.shape[-1]
         adjusted = self.law.adjusted(logits, [_tail(committed, path) for path in paths])
         law = self.law.log_probabilities(adjusted)
-        weights = law
+        weights = adjusted  # greedy: the argmax needs no normalising
         if self._by_rejection:
             weights = law + self._fresh.gumbel(len(paths), vocabulary)
         elif not self.sampling.greedy:
@@ -112,23 +74,26 @@ class Chooser:
 
         Row 0 was fed with the last of `committed` (prompt and answer so far). Without drafts: plain decoding.
         """
-        paths = _paths(logits.shape[0], drafts)
+        paths = paths_to_rows(logits.shape[0], drafts)
         adjusted = self.law.adjusted(logits, [_tail(committed, path) for path in paths])
         if self._by_rejection:
-            tokens, tried = try_drafts(self.law.log_probabilities(adjusted), drafts, self._fresh)
+            turns = turns_of(len(paths), drafts)
+            trials = [_trial(drafts, turn, logits.shape[-1]) for turn in turns]
+            tokens, accepted = try_drafts(self.law.log_probabilities(adjusted), trials, self._fresh)
         else:
+            turns = []
             weights = self.law.log_weights(adjusted)
             if not self.sampling.greedy:
                 weights = weights + self._keyed_noise([len(committed) + len(path) for path in paths], logits.shape[-1])
-            tokens, tried = mx.argmax(weights, axis=-1), None
+            tokens = accepted = mx.argmax(weights, axis=-1)
         reported = self._report(adjusted, tokens) if self.sampling.logprobs else ()
-        mx.eval(tokens, *([] if tried is None else [tried]), *reported)
+        mx.eval(tokens, accepted, *reported)
         chosen: list[int] = _host(tokens)
-        if tried is None:
-            by_row = _equal_drafts(chosen, drafts)
+        if self._by_rejection:
+            by_row = [turns[turn][row] if turn >= 0 else None for row, turn in enumerate(_host(accepted))]
         else:
-            by_row = [index if index >= 0 else None for index in _host(tried)]
-        return _walk(chosen, by_row, drafts, _logprobs(chosen, reported))
+            by_row = equal_drafts(chosen, drafts)
+        return walk(chosen, by_row, drafts, _logprobs(chosen, reported))
 
     def _keyed_noise(self, positions: Sequence[int], vocabulary: int) -> mx.array:
         seed = self.sampling.seed
@@ -156,52 +121,21 @@ def _best(weights: mx.array, count: int) -> mx.array:
     return mx.take_along_axis(some, order, axis=-1).astype(mx.int32)
 
 
-def _paths(rows: int, drafts: Sequence[Draft]) -> list[list[int]]:
-    """The drafted tokens that lead to each row. Raises ValueError when a row has no way to it, or two."""
-    paths: dict[int, list[int]] = {0: []}
-    for draft in drafts:
-        if draft.parent not in paths:
-            raise ValueError(f"the draft {draft.token} hangs on row {draft.parent}, which nothing leads to")
-        if draft.row is None:
-            continue
-        if draft.row in paths:
-            raise ValueError(f"row {draft.row} is led to twice")
-        paths[draft.row] = [*paths[draft.parent], draft.token]
-    if sorted(paths) != list(range(rows)):
-        raise ValueError(f"the drafts lead to rows {sorted(paths)} of {rows} that were verified")
-    return [paths[row] for row in range(rows)]
-
-
-def _equal_drafts(tokens: Sequence[int], drafts: Sequence[Draft]) -> list[int | None]:
-    """For each row the draft of that parent that equals the target's choice; fed ones go first."""
-    found: list[int | None] = [None] * len(tokens)
-    for index, draft in enumerate(drafts):
-        if draft.token == tokens[draft.parent]:
-            before = found[draft.parent]
-            if before is None or (drafts[before].row is None and draft.row is not None):
-                found[draft.parent] = index
-    return found
-
-
-def _walk(
-    tokens: Sequence[int],
-    by_row: Sequence[int | None],
-    drafts: Sequence[Draft],
-    logprobs: Sequence[TokenLogprobs],
-) -> Verdict:
-    """Follows the accepted drafts from row 0 to the first row none of whose fed drafts was accepted."""
-    rows: list[int] = []
-    row: int | None = 0
-    while row is not None:
-        rows.append(row)
-        index = by_row[row]
-        row = None if index is None else drafts[index].row
-    return Verdict(
-        ids=tuple(tokens[r] for r in rows),
-        rows=tuple(rows),
-        matched=tuple(by_row[r] for r in rows),
-        logprobs=tuple(logprobs[r] for r in rows) if logprobs else (),
+def _trial(drafts: Sequence[Draft], turn: Sequence[int | None], vocabulary: int) -> Trial:
+    offered = [None if index is None else drafts[index] for index in turn]
+    return Trial(
+        tokens=mx.array([0 if draft is None else draft.token for draft in offered], dtype=mx.int32),
+        law=mx.stack([_law_of(draft, vocabulary) for draft in offered]),
+        offered=mx.array([draft is not None for draft in offered]),
     )
+
+
+def _law_of(draft: Draft | None, vocabulary: int) -> mx.array:
+    """The law [V] a draft was drawn from: all on its token when no chance was in it."""
+    if draft is not None and draft.law is not None:
+        return draft.law
+    token = 0 if draft is None else draft.token
+    return mx.where(mx.arange(vocabulary) == token, 0.0, -mx.inf)
 
 
 def _host(array: mx.array) -> list[Any]:

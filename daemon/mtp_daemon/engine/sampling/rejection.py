@@ -1,73 +1,53 @@
 """Rejection sampling of drafts, all rows of a verify at once; `choose` says where the method comes from."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 
 from mtp_daemon.engine.sampling.noise import FreshNoise
 
 
-class Offered(Protocol):
-    """What is read of a draft; `choose.Draft` says what the fields mean."""
+@dataclass(frozen=True)
+class Trial:
+    """One draft for each of R rows: `tokens` [R] int32, drawn from `law` (log probabilities [R, V]) without the
 
-    @property
-    def token(self) -> int: ...
-    @property
-    def parent(self) -> int: ...
-    @property
-    def law(self) -> mx.array | None: ...
+    tokens of the trials before. `offered` [R] bool is False where a row has no such draft.
+    """
+
+    tokens: mx.array
+    law: mx.array
+    offered: mx.array
 
 
-def try_drafts(law: mx.array, drafts: Sequence[Offered], noise: FreshNoise) -> tuple[mx.array, mx.array]:
-    """Each row's token by the target's `law` (log probabilities [R, V]), and which draft it is.
+def try_drafts(law: mx.array, trials: Sequence[Trial], noise: FreshNoise) -> tuple[mx.array, mx.array]:
+    """Each row's token by the target's `law` (log probabilities [R, V]), and the trial that gave it.
 
-    Returns `(tokens [R], tried [R])`, int32: `tried` is the index of the accepted draft, -1 when the token was drawn
-    from what the rejected ones left. Unevaluated.
+    Returns `(tokens [R], accepted [R])`, int32, unevaluated: `accepted` is the number of the accepted trial, -1 when
+    the token was drawn from what the rejected drafts left.
     """
     rows, vocabulary = law.shape
-    turns = _turns(rows, drafts)
-    uniform = noise.uniform(rows, max(1, len(turns)))
+    uniform = noise.uniform(rows, max(1, len(trials)))
     left = mx.exp(law)
-    taken = mx.zeros_like(left)
+    taken = mx.zeros(left.shape, dtype=mx.bool_)
     accepted = mx.full((rows,), -1, dtype=mx.int32)
-    token = mx.zeros((rows,), dtype=mx.int32)
-    for turn, offered in enumerate(turns):
-        drawn_from = mx.stack([_row_law(drafts, index, vocabulary) for index in offered])
-        drawn_from = _normalised(mx.where(taken > 0, 0.0, drawn_from), drawn_from * 0)
-        index = mx.array(offered, dtype=mx.int32)
-        drafted = mx.array([drafts[i].token if i >= 0 else 0 for i in offered], dtype=mx.int32)
-        p = mx.take_along_axis(left, drafted[:, None], axis=-1)[:, 0]
-        q = mx.take_along_axis(drawn_from, drafted[:, None], axis=-1)[:, 0]
+    tokens = mx.zeros((rows,), dtype=mx.int32)
+    for number, trial in enumerate(trials):
+        drawn_from = mx.where(taken, 0.0, mx.exp(trial.law))
+        drawn_from = _normalised(drawn_from, drawn_from)
+        at = trial.tokens[:, None]
+        p = mx.take_along_axis(left, at, axis=-1)[:, 0]
+        q = mx.take_along_axis(drawn_from, at, axis=-1)[:, 0]
         # A draft its law cannot draw was not drawn from it: a filter left fewer tokens than drafts were asked for.
-        open_rows = (accepted < 0) & (index >= 0) & (q > 0)
-        accept = open_rows & (uniform[:, turn] * q < p)
-        accepted = mx.where(accept, index, accepted)
-        token = mx.where(accept, drafted, token)
+        open_rows = (accepted < 0) & trial.offered & (q > 0)
+        accept = open_rows & (uniform[:, number] * q < p)
+        accepted = mx.where(accept, number, accepted)
+        tokens = mx.where(accept, trial.tokens, tokens)
         residual = _normalised(mx.maximum(left - drawn_from, 0.0), left)
         left = mx.where((open_rows & ~accept)[:, None], residual, left)
-        taken = mx.where(mx.arange(vocabulary) == drafted[:, None], 1.0, taken)
+        taken = taken | (trial.offered[:, None] & (mx.arange(vocabulary) == at))
     drawn = mx.argmax(mx.log(left) + noise.gumbel(rows, vocabulary), axis=-1).astype(mx.int32)
-    return mx.where(accepted < 0, drawn, token), accepted
-
-
-def _turns(rows: int, drafts: Sequence[Offered]) -> list[list[int]]:
-    """`turns[k][r]` is the index of the k-th draft of parent r, -1 where it has fewer."""
-    children: list[list[int]] = [[] for _ in range(rows)]
-    for index, draft in enumerate(drafts):
-        children[draft.parent].append(index)
-    return [[c[k] if k < len(c) else -1 for c in children] for k in range(max(map(len, children)))]
-
-
-def _row_law(drafts: Sequence[Offered], index: int, vocabulary: int) -> mx.array:
-    """The probabilities [V] a draft was drawn from; all on its token when no chance was in it."""
-    if index < 0:
-        return mx.zeros((vocabulary,))
-    law = drafts[index].law
-    if law is None:
-        return mx.array(np.eye(1, vocabulary, drafts[index].token, dtype=np.float32)[0])
-    return mx.exp(law)
+    return mx.where(accepted < 0, drawn, tokens), accepted
 
 
 def _normalised(weights: mx.array, otherwise: mx.array) -> mx.array:
