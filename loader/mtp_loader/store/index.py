@@ -121,7 +121,7 @@ class _Fields:
 
     def _get(self, entry: Any, key: str, kind: type) -> Any:
         value = entry.get(key) if isinstance(entry, dict) else None
-        if type(value) is not kind or (kind is int and value < 0):
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
             raise DamagedCheckpoint(self._file, f"its field {key!r} is no {kind.__name__} as it should be")
         return value
 
