@@ -1,5 +1,6 @@
 """What forwards routed to, kept until their results are there, then told to the loader."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ class Forward:
 
     step: int
     phase: int
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]  # may be known only once they are computed: read at the report, their number before
     layers: list[LayerRouting] = field(default_factory=list)
     told: int = 0  # layers that a Need has told the loader of
     hits: int = 0
@@ -66,7 +67,7 @@ class Forward:
             if y.weights is not None:
                 weights = y.weights.reshape(-1, top_k)[-rows:].tolist()
             routing.append((y.layer, tuple(map(tuple, last)), tuple(map(tuple, weights))))
-        return Used(self.step, self.phase, self.tokens[-rows:], tuple(routing), self.hits, self.misses)
+        return Used(self.step, self.phase, tuple(self.tokens)[-rows:], tuple(routing), self.hits, self.misses)
 
 
 def distinct(ids: NDArray[Any]) -> int:

@@ -147,7 +147,7 @@ class ExpertStream:
         self.link.poll()
         self._report(keep=1)
         self._step += 1
-        now = self._now = Forward(self._step, phase, tuple(tokens))
+        now = self._now = Forward(self._step, phase, tokens)
         self.stats.forwards += 1
         self.stats.tokens += len(now.tokens)
         try:
