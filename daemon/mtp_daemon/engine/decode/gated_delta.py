@@ -8,11 +8,11 @@ inside: the same operations in the same order, so the same bits. The state stays
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache as once
 from typing import Any
 
 import mlx.core as mx
-from mlx import nn
+from mlx.nn.layers.activations import silu
+from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
@@ -48,21 +48,20 @@ class DeltaCache(ArraysCache):  # type: ignore[misc]
         self.trail: Trail | None = None
 
 
-def recording_deltas(model: nn.Module) -> int:
+def recording_deltas(model: Module) -> int:
     """Lets every gated-delta layer of `model` record; returns how many there are. Idempotent.
 
     A module's call is looked up on its class, so the class is exchanged for a subclass; parameters keep their names.
     """
     found = 0
-    for _, module in model.named_modules():
+    for _, module in model.named_modules():  # type: ignore[no-untyped-call]
         if isinstance(module, Qwen3NextGatedDeltaNet | GatedDeltaNet):
             found += 1
             if not getattr(type(module), "records", False):
-                module.__class__ = _recording_class(type(module))
+                object.__setattr__(module, "__class__", _recording_class(type(module)))
     return found
 
 
-@once
 def _recording_class(base: Any) -> Any:
     project = _project_next if issubclass(base, Qwen3NextGatedDeltaNet) else _project_3_5
 
@@ -102,7 +101,7 @@ def _recorded(
     if window is None:
         window = mx.zeros((rows, keep, layer.conv_dim), dtype=inputs.dtype)
     conv_input = mx.concatenate([window, qkv], axis=1)
-    conv_out = nn.silu(layer.conv1d(conv_input))
+    conv_out = silu(layer.conv1d(conv_input))
     q, k, v = (
         part.reshape(rows, positions, heads, size)
         for part, heads, size in zip(

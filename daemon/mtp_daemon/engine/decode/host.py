@@ -1,6 +1,7 @@
 """Reading arrays on the host."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import mlx.core as mx
 
@@ -10,3 +11,23 @@ def host_ints(array: mx.array) -> list[int]:
     values: Any = array.tolist()
     numbers: list[int] = values
     return numbers
+
+
+class FedTokens(Sequence[int]):
+    """The ids of a forward that may not have been read yet; whoever asks for one reads them."""
+
+    def __init__(self, ids: mx.array) -> None:
+        self._ids = ids
+        self._read: list[int] | None = None
+
+    def __len__(self) -> int:
+        return self._ids.size
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if self._read is None:
+            self._read = host_ints(self._ids.reshape(-1))
+        return self._read[index]

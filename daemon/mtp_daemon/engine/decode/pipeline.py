@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mtp_daemon.engine.decode.host import host_ints
+from mtp_daemon.engine.decode.host import FedTokens, host_ints
 from mtp_daemon.engine.decode.request import RequestState
-from mtp_daemon.engine.decode.verify import FedTokens
 from mtp_daemon.engine.mtp.hidden import chosen_rows
 from mtp_daemon.engine.stream import DECODE
 from mtp_protocol.sampling import Sampling

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import overload
 
 import mlx.core as mx
 
-from mtp_daemon.engine.decode.host import host_ints
+from mtp_daemon.engine.decode.host import FedTokens
 from mtp_daemon.engine.decode.request import RequestState
 from mtp_daemon.engine.decode.rollback import Snapshot
 from mtp_daemon.engine.decode.stats import Seconds
@@ -23,26 +22,6 @@ class Verified:
 
     verdict: Verdict
     rescue: Path | None
-
-
-class FedTokens(Sequence[int]):
-    """The ids of a forward that may not have been read yet; whoever asks for one reads them."""
-
-    def __init__(self, ids: mx.array) -> None:
-        self._ids = ids
-        self._read: list[int] | None = None
-
-    def __len__(self) -> int:
-        return self._ids.size
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        if self._read is None:
-            self._read = host_ints(self._ids.reshape(-1))
-        return self._read[index]
 
 
 def verify(state: RequestState, candidates: Candidates | None, seconds: Seconds) -> Verified:

@@ -9,7 +9,7 @@ adaptive+rescue  as rescue, as long as the head is sure
 """
 
 from mtp_daemon.engine.draft.interface import Candidates, Drafter, DraftSource
-from mtp_daemon.engine.draft.rows import Rows
+from mtp_daemon.engine.draft.rows import Rows, Unsure
 from mtp_daemon.engine.errors import RequestRefused
 
 
@@ -19,32 +19,32 @@ class HeadDrafter:
     `widths[j]`: candidates of the main path at position j (1 past the end): each but the first begins a branch.
     `tau`: drafting stops before the first token of which the head's largest probability is lower. That probability
     belongs to the law, not to the token drawn from it, so stopping on it leaves sampling exact. It comes with the next
-    step's read: a stop costs one step, whose row is dropped. `together`: all paths are verified side by side.
+    step's read, before that step asks for experts. `together`: all paths are verified side by side.
     """
 
-    def __init__(self, widths: tuple[int, ...] = (), tau: float | None = None, *, together: bool = False) -> None:
+    def __init__(self, widths: tuple[int, ...] = (), tau: float = 0.0, *, together: bool = False) -> None:
         self._widths, self._tau, self._together = widths, tau, together
 
     def draft(self, source: DraftSource, depth: int) -> Candidates | None:
         if source.track is None or not source.track.waiting:
             return None
         with source.track.drafting() as drafting:
-            rows, paths = Rows(drafting, source), 1
-            for position in range(depth):
-                width = self._width(position, depth)
-                rows.step(width)
-                if self._unsure(rows):
-                    return rows.without_last(together=self._together)
-                rows.extend([*((r, 0) for r in range(paths)), *((0, c) for c in range(1, width))])
-                paths += width - 1
-            if self._tau is not None:
-                rows.read()
-                if self._unsure(rows):
-                    return rows.without_last(together=self._together)
+            rows = Rows(drafting, source, self._tau)
+            try:
+                self._step(rows, depth)
+            except Unsure:
+                return rows.without_last(together=self._together)
             return rows.candidates(together=self._together)
 
-    def _unsure(self, rows: Rows) -> bool:
-        return self._tau is not None and rows.confidence < self._tau
+    def _step(self, rows: Rows, depth: int) -> None:
+        paths = 1
+        for position in range(depth):
+            width = self._width(position, depth)
+            rows.step(width)
+            rows.extend([*((r, 0) for r in range(paths)), *((0, c) for c in range(1, width))])
+            paths += width - 1
+        if self._tau > 0:
+            rows.read()
 
     def _width(self, position: int, depth: int) -> int:
         # A branch that ends where it begins has nothing to verify, unless it is a row of the batch.

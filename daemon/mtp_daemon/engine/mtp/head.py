@@ -10,33 +10,47 @@ token. The layer is mlx-lm's own decoder layer, so its experts stream as the tru
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-from mlx import nn
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models import qwen3_5, qwen3_next
 from mlx_lm.models.cache import KVCache
 
 from mtp_daemon.engine.errors import RequestRefused
 
 
-class MtpHead(nn.Module):
+class MtpHead(Module):
     """Parameters are named as in the packed store: `fc`, `norm`, `pre_fc_norm_*`, `layers.0.…`."""
+
+    before_experts: Callable[[mx.array], None] | None
 
     def __init__(self, args: Any) -> None:
         """`args`: mlx-lm's ModelArgs of qwen3_next, or TextModelArgs of qwen3_5; RequestRefused for another family."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         layer_class = _layer_class(args)
+        self.before_experts = None
         # Every layer of the head has full attention and experts, whatever the trunk's pattern is.
         pattern: dict[str, Any] = {"full_attention_interval": 1}
         if hasattr(args, "mlp_only_layers"):
             pattern |= {"mlp_only_layers": [], "decoder_sparse_step": 1}
         width, eps = args.hidden_size, args.rms_norm_eps
-        self.pre_fc_norm_embedding = nn.RMSNorm(width, eps=eps)
-        self.pre_fc_norm_hidden = nn.RMSNorm(width, eps=eps)
-        self.fc = nn.Linear(2 * width, width, bias=False)
+        self.pre_fc_norm_embedding = RMSNorm(width, eps=eps)
+        self.pre_fc_norm_hidden = RMSNorm(width, eps=eps)
+        self.fc = Linear(2 * width, width, bias=False)
         self.layers = [layer_class(dataclasses.replace(args, **pattern), 0)]
-        self.norm = nn.RMSNorm(width, eps=eps)
+        self.norm = RMSNorm(width, eps=eps)
+
+    def watch(self) -> None:
+        """Lets `before_experts` be called with the router's ids where the experts' layer is about to use them.
+
+        Call it when the experts are what they will be (streamed or resident). The layer is told by its class.
+        """
+        experts = self.layers[0].mlp.switch_mlp
+        object.__setattr__(experts, "__class__", _watched(type(experts), self))
 
     def make_cache(self) -> KVCache:
         return KVCache()
@@ -44,7 +58,7 @@ class MtpHead(nn.Module):
     def join(self, embedded: mx.array, hidden: mx.array) -> mx.array:
         """The layer's input [B, S, H] from the next tokens' embeddings and the hidden rows, both [B, S, H]."""
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
-        return self.fc(mx.concatenate(pair, axis=-1))  # type: ignore[no-any-return]
+        return self.fc(mx.concatenate(pair, axis=-1))
 
     def absorb(self, x: mx.array, cache: KVCache) -> None:
         """Rows x [1, S, H] enter the cache and nothing else is computed: with one layer, what its attention and its
@@ -65,7 +79,7 @@ class MtpHead(nn.Module):
         return self.norm(self.layers[0](x, mask, cache))  # type: ignore[no-any-return]
 
 
-def head_args(model: nn.Module) -> Any:
+def head_args(model: Module) -> Any:
     """The arguments of `model`'s language model, as `MtpHead` takes them; RequestRefused for another family."""
     inner = model.get("language_model", model)
     args = inner.args
@@ -79,3 +93,13 @@ def _layer_class(args: Any) -> Any:
     if isinstance(args, qwen3_5.TextModelArgs):
         return qwen3_5.DecoderLayer
     raise RequestRefused(f"no MTP head is known for model type {getattr(args, 'model_type', '?')!r}")
+
+
+def _watched(base: Any, head: MtpHead) -> Any:
+    class Watched(base):  # type: ignore[misc]
+        def __call__(self, x: mx.array, indices: mx.array, *args: Any) -> mx.array:
+            if head.before_experts is not None:
+                head.before_experts(indices)
+            return super().__call__(x, indices, *args)  # type: ignore[no-any-return]
+
+    return Watched

@@ -10,12 +10,13 @@ and every cached row was made of the target's own hidden row. After prefill all 
 makes of its own outputs are dropped again when it ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 import mlx.core as mx
 
+from mtp_daemon.engine.decode.host import FedTokens
 from mtp_daemon.engine.mtp.head import MtpHead
 from mtp_daemon.engine.stream import DECODE, Stream
 from mtp_daemon.engine.trunk import Trunk
@@ -111,18 +112,26 @@ class Drafting:
         self._base = self._cache.offset
         return out
 
-    def next(self, tokens: mx.array, out: mx.array, parents: Sequence[int]) -> mx.array:
+    def next(
+        self, tokens: mx.array, out: mx.array, parents: Sequence[int], before_experts: Callable[[mx.array], None]
+    ) -> mx.array:
         """`out` [B, 1, H] for B paths: path b feeds `tokens[b]` after the row `parents[b]` of the last `out`.
 
-        `tokens` [B] need not have been read by the host.
+        `tokens` [B] need not have been read by the host. `before_experts` is called with the router's ids before any
+        expert is asked for; what it raises ends the step.
         """
         same = list(parents) == list(range(out.shape[0]))
         if not same:
             self._select(parents)
             out = out[mx.array(list(parents))]
         embedded = self._track.trunk.embed(tokens[:, None])
-        with self._track.stream.forward(range(len(parents)), DECODE):
-            return self._track.head.step(self._track.head.join(embedded, out), self._cache)
+        head = self._track.head
+        head.before_experts = before_experts
+        try:
+            with self._track.stream.forward(FedTokens(tokens), DECODE):
+                return head.step(head.join(embedded, out), self._cache)
+        finally:
+            head.before_experts = None
 
     def _select(self, parents: Sequence[int]) -> None:
         """Batch rows of the cache become copies of their parents' rows; the narrow arrays are put back at the end."""
