@@ -42,8 +42,7 @@ class Setting:
         elif self.kind is bool:
             text = "true | false"
         elif self.low is not None or self.high is not None:
-            low = "" if self.low is None else f"{self.low:g}"
-            high = "" if self.high is None else f"{self.high:g}"
+            low, high = ("" if x is None else str(int(x)) if x == int(x) else f"{x:g}" for x in (self.low, self.high))
             text = f"{low}..{high}"
         else:
             text = {str: "text", int: "a whole number", float: "a number"}[self.kind]

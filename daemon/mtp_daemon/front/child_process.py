@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from mtp_protocol.lifeline import send_region
 
 # At most this much of a child's output a loop turn: one that floods its standard error must not stop the front.
 _DRAIN_BYTES = 1 << 16
+_REAP_S = 5.0
 
 
 class ChildProcess:
@@ -53,7 +55,7 @@ class ChildProcess:
 
     @property
     def exit_fd(self) -> int:
-        """Readable once the process has died: a pidfd, and where there is none the lifeline, whose end closes with it."""
+        """Readable once the process has died: a pidfd; where there is none the lifeline, whose end closes with it."""
         return self._pidfd if self._pidfd is not None else self.lifeline.fileno()
 
     @property
@@ -63,6 +65,11 @@ class ChildProcess:
     def exit_code(self) -> int | None:
         """Reaps: None while it runs, negative for a signal."""
         return self._process.poll()
+
+    def wait(self) -> None:
+        """After SIGKILL: reap. A process in an uninterruptible read may take its time; it is not ours any more then."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_S)
 
     def send_region(self, generation: int, nbytes: int, fd: int) -> None:
         """Raises OSError when the child is gone."""
@@ -94,12 +101,11 @@ class ChildProcess:
 
     def close(self) -> None:
         """After reaping: take the last output and let go of every descriptor."""
-        while self._output is not None:
-            before = self._output
+        while self._has_output():
             self.drain()
-            if self._output == before and not self._has_output():
-                os.close(before)
-                self._output = None
+        if self._output is not None:
+            os.close(self._output)
+            self._output = None
         self._log.end()
         self.lifeline.close()
         if self._pidfd is not None:
@@ -108,6 +114,4 @@ class ChildProcess:
 
     def _has_output(self) -> bool:
         """A grandchild may hold the pipe open for ever; only what is there now is waited for."""
-        import select
-
         return self._output is not None and bool(select.select([self._output], [], [], 0)[0])

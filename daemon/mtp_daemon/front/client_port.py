@@ -13,6 +13,7 @@ Outcome = Literal["sent", "full", "gone"]
 
 # Messages ZeroMQ may hold for one client. Small: what a slow client has not read stays in the token log.
 _HIGH_WATER = 64
+_LINGER_MS = 200
 
 
 class ClientPort:
@@ -59,4 +60,5 @@ class ClientPort:
         return "sent"
 
     def close(self) -> None:
-        self.socket.close()
+        """What was sent last gets a moment to reach clients that read."""
+        self.socket.close(linger=_LINGER_MS)

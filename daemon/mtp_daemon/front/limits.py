@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mtp_daemon.config import Settings
 from mtp_daemon.errors import RequestError
 from mtp_protocol.client_messages import Submit
 
@@ -56,3 +57,13 @@ class Limits:
         size = len(submit.prompt.encode()) + len((submit.system or "").encode())
         if size > self.max_prompt_bytes:
             raise RequestError("too_long", f"the prompt has {size} bytes; the limit is {self.max_prompt_bytes}")
+
+
+def limits_of(settings: Settings) -> Limits:
+    return Limits(
+        context=settings.context,
+        default_max_tokens=settings.max_tokens,
+        max_queue=settings.max_queue,
+        max_prompt_bytes=settings.max_prompt_bytes,
+        keep_limit_s=settings.keep_limit_s,
+    )

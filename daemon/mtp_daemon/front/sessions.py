@@ -1,6 +1,6 @@
 """Every request's life: accepted, queued, run, ended once. Knows neither sockets nor processes.
 
-Invariants, checked by `check`:
+Invariants, checked by `integrity.check`:
 1. A request ends in exactly one terminal message, and nothing changes it after that.
 2. The engine works on one request at a time, and gets the next only after the last one's terminal or its own death.
 3. A request that is not ended is either the running one or waits in the queue, never both.
@@ -44,18 +44,16 @@ class Sessions:
         self.running: Request | None = None
         self.refusal: RequestError | None = None
         self.counts = {"accepted": 0, "finished": 0, "cancelled": 0, "failed": 0, "stray": 0}
+        # What the engine works on, until its terminal message for it: also a request that has ended here meanwhile.
+        self.engine_has: bytes | None = None
+        self._engine_ready = False
         self._audience = audience
         self._to_engine = to_engine
-        self._engine_ready = False
-        # What the engine works on, until its terminal message for it: also a request that has ended here meanwhile.
-        self._engine_has: bytes | None = None
 
     @property
     def busy(self) -> bool:
         """True while a request waits or runs, or the engine still has to let go of one."""
-        return self.running is not None or self._engine_has is not None or len(self.queue) > 0
-
-    # --- clients ---
+        return self.running is not None or self.engine_has is not None or len(self.queue) > 0
 
     def submit(self, client: bytes, submit: c.Submit, now: float) -> None:
         """Raises RequestError when it is refused."""
@@ -101,8 +99,6 @@ class Sessions:
         else:
             self._drop(request, now)
 
-    # --- the engine ---
-
     def engine_is_ready(self, now: float) -> None:
         self._engine_ready = True
         self.start_next(now)
@@ -110,7 +106,7 @@ class Sessions:
     def engine_is_gone(self, why: str, now: float) -> None:
         """Dead and reaped. Its request goes back to the head of the queue, or ends if it keeps killing engines."""
         self._engine_ready = False
-        self._engine_has = None
+        self.engine_has = None
         request, self.running = self.running, None
         if request is None:
             return
@@ -128,11 +124,11 @@ class Sessions:
 
     def engine_says(self, message: e.Progress | e.Tokens | e.Finished | e.Failed, now: float) -> None:
         """A message about a request; one about another than the engine has is counted and dropped."""
-        if message.request is None or message.request != self._engine_has:
+        if message.request is None or message.request != self.engine_has:
             self.counts["stray"] += 1
             return
         if isinstance(message, e.Finished | e.Failed):
-            self._engine_has = None
+            self.engine_has = None
         request = self.running
         if request is not None and request.id == message.request:
             self._advance(request, message, now)
@@ -140,7 +136,7 @@ class Sessions:
 
     def start_next(self, now: float) -> None:
         """Give the engine the next request if it can take one."""
-        if not self._engine_ready or self._engine_has is not None:
+        if not self._engine_ready or self.engine_has is not None:
             return
         request = self.queue.take()
         if request is None:
@@ -148,11 +144,9 @@ class Sessions:
         request.state = "running"
         request.started_at = now if request.started_at is None else request.started_at
         self.running = request
-        self._engine_has = request.id
+        self.engine_has = request.id
         self._to_engine(request.start())
         self._tell_positions()
-
-    # --- the service ---
 
     def expire(self, now: float) -> None:
         """Drop kept requests whose time is over."""
@@ -171,23 +165,9 @@ class Sessions:
             self._fail(request, kind, text, now)
         if self.running is not None:
             running = self.running
-            if self._engine_has == running.id:
+            if self.engine_has == running.id:
                 self._to_engine(e.Cancel(running.id))
             self._fail(running, kind, text, now)
-
-    def check(self) -> None:
-        """Raises DaemonBug when an invariant does not hold; cheap enough to run whenever the service is idle."""
-        waiting = self.queue.order()
-        live = {r.id for r in self.requests.values() if r.state != "ended"}
-        placed = [r.id for r in waiting] + ([self.running.id] if self.running is not None else [])
-        if len(set(placed)) != len(placed) or set(placed) != live:
-            raise DaemonBug(f"{len(live)} live requests, but {len(placed)} wait or run")
-        if any((r.terminal is not None) != (r.state == "ended") for r in self.requests.values()):
-            raise DaemonBug("a request has a terminal message and has not ended, or the reverse")
-        if self.running is not None and self._engine_has != self.running.id:
-            raise DaemonBug("a request runs that the engine does not have")
-
-    # --- within ---
 
     def _advance(self, request: Request, message: e.Progress | e.Tokens | e.Finished | e.Failed, now: float) -> None:
         match message:

@@ -14,6 +14,8 @@ State = Literal["down", "starting", "ready", "stopping", "given up"]
 
 # From SIGTERM to SIGKILL.
 _TERM_S = 2.0
+# A child that said that it cannot go on leaves by itself within this.
+_LEAVE_S = 5.0
 # From a death to our answer to it: what the child said last may still be on its way through the socket.
 _LAST_WORDS_S = 0.03
 
@@ -50,6 +52,7 @@ class Supervisor:
         self.last_error = ""
         self.facts: dict[str, object] = {}
         self.fatal = False
+        self.user_fault = False
         self.log = log_file
         self._command = command
         self._vigil_of = vigil
@@ -58,12 +61,18 @@ class Supervisor:
         self._ready_at: float | None = None
         self._start_at: float | None = None
         self._exit_seen_at: float | None = None
-        self._killed_for: str | None = None
+        # Why it dies, once that is known better than its exit code tells.
+        self._reason: str | None = None
         self._ladder: list[tuple[float, signal.Signals]] = []
 
     @property
     def alive(self) -> bool:
         return self.process is not None
+
+    @property
+    def exit_seen(self) -> bool:
+        """Its death is known and its last words are being waited for."""
+        return self._exit_seen_at is not None
 
     @property
     def identity(self) -> bytes:
@@ -76,7 +85,7 @@ class Supervisor:
         self.epoch += 1
         self.log.begin(f"{self.role} {self.epoch}")
         self.vigil = self._vigil_of(now)
-        self._ready_at, self._exit_seen_at, self._killed_for = None, None, None
+        self._ready_at, self._exit_seen_at, self._reason = None, None, None
         self.facts = {}
         self.state = "starting"
         try:
@@ -92,11 +101,15 @@ class Supervisor:
         if self.state == "starting":
             self.state = "ready"
 
-    def note_error(self, text: str, *, fatal: bool) -> None:
-        """The child's own account of why it cannot go on; `fatal`: starting it again would change nothing."""
-        self.last_error = text
+    def note_error(self, text: str, now: float, *, fatal: bool, user: bool = False) -> None:
+        """The child's own account of why it cannot go on. `fatal`: starting it again would change nothing; `user`: it
+
+        is the user's mistake.
+        """
         self.fatal = self.fatal or fatal
-        self._killed_for = text
+        self.user_fault = user
+        self._reason = text
+        self._ladder = [(now + _LEAVE_S, signal.SIGKILL)]
 
     def stop(self, deadline_s: float, now: float) -> None:
         """It has been told to leave; if it does not, SIGTERM, then SIGKILL. Nothing happens when it is down."""
@@ -110,13 +123,22 @@ class Supervisor:
     def kill(self, why: str) -> None:
         if self.process is not None:
             log.warning("%s killed pid=%d: %s", self.role, self.process.pid, why)
-            self._killed_for = why
+            self._reason = why
             self.process.signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """At the very end, or on the way out of an error: dead and reaped when this returns."""
+        if self.process is not None:
+            self.process.signal(signal.SIGKILL)
+            self.process.wait()
+            self.process.close()
+            self.process = None
 
     def try_again(self, now: float) -> None:
         """After giving up: once more, from the first back-off on."""
         if self.state == "given up":
             self.restarts.in_a_row = 0
+            self.fatal = False
             self.start(now)
 
     def next_deadline(self) -> float | None:
@@ -141,7 +163,7 @@ class Supervisor:
             return
         while self._ladder and now >= self._ladder[0][0]:
             self.process.signal(self._ladder.pop(0)[1])
-        if self.state != "stopping" and self._killed_for is None and (why := self.vigil.verdict(now)):
+        if self.state != "stopping" and self._reason is None and (why := self.vigil.verdict(now)):
             self.kill(why)
 
     def _buried(self, code: int, now: float) -> None:
@@ -150,7 +172,7 @@ class Supervisor:
         self.process = None
         self._ladder.clear()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        why = self._killed_for or self.log.last_error
+        why = self._reason or self.log.last_error
         self._after_death(f"{how}: {why}" if why else how, now)
 
     def _after_death(self, why: str, now: float) -> None:

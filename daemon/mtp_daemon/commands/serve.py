@@ -1,0 +1,59 @@
+"""`mtpd serve`: the service itself."""
+
+import argparse
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+
+from mtp_daemon.config import add_flags, flags_given, load_settings
+from mtp_daemon.errors import UserError
+from mtp_loader.store.resolve import resolve_model
+from mtp_protocol.run_directory import default_run_directory
+
+DESCRIPTION = """\
+Run the service on MODEL, in the foreground, until Ctrl-C, SIGTERM or `mtpd stop`.
+
+MODEL is a directory (an mlx-lm checkpoint, or a packed store written by mtp-loader pack), a Hugging Face id that
+mtp-loader fetch has brought into the local cache, or demo, the small model that is shipped with mtpd.
+
+Settings come from --config FILE (TOML, name = value, underscores or dashes) and from the flags below, which win.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="may be in the file too")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
+    parser.add_argument("--run-dir", type=Path, metavar="D", help="where sockets and lock lie (default: the user's)")
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    # Imported here: `mtpd --help` and `mtpd status` need no part of the front.
+    from mtp_daemon.front.serve import serve
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings = load_settings(args.config, flags_given(args))
+    if settings.model is None:
+        raise UserError("no model: give a directory or an id, as in `mtpd serve demo`, or set model in the file")
+    run_directory = args.run_dir if args.run_dir is not None else default_run_directory()
+    serve(settings, model_directory(settings.model), run_directory, _say)
+    return 0
+
+
+def model_directory(name: str) -> Path:
+    """Raises NoSuchModel; "demo" is the shipped model unless there is a directory of that name."""
+    if name == "demo" and not Path(name).is_dir():
+        package = importlib.util.find_spec("mtp_daemon")
+        assert package is not None and package.origin is not None  # it is the package we run from
+        shipped = Path(package.origin).parent / "demo_model"
+        if not shipped.is_dir():
+            raise UserError(f"the demo model is not in this installation ({shipped} is missing): give a model")
+        return shipped
+    return resolve_model(name).resolve()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

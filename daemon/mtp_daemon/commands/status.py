@@ -1,0 +1,82 @@
+"""`mtpd status`: the service's account of itself."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mtp_client.client import Client
+from mtp_client.errors import ClientError
+from mtp_daemon.errors import NotServing
+from mtp_daemon.sizes import binary_bytes
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-dir", type=Path, metavar="D", help="the service's run directory (default: the user's)")
+    parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        with Client(args.run_dir, name="mtpd status") as client:
+            status = client.status()
+    except ClientError as error:
+        raise NotServing(str(error)) from error
+    print(json.dumps(status, ensure_ascii=False) if args.json else describe(status))
+    return 0
+
+
+def describe(status: Mapping[str, Any]) -> str:
+    """The status for a person."""
+    queue, requests = status["queue"], status["requests"]
+    rows = [
+        ("service", f"{status['phase']}, pid {status['pid']}, up {status['running_s']:.0f} s, {status['run_dir']}"),
+        ("model", _model(status)),
+        ("pool", _pool(status)),
+        ("MTP", _mtp(status["engine_facts"])),
+        ("queue", _queue(queue)),
+        ("requests", ", ".join(f"{count} {name}" for name, count in requests.items())),
+    ]
+    if adapter := status["engine_facts"].get("adapter"):
+        rows.insert(4, ("adapter", str(adapter)))
+    rows += [(role, _child(child)) for role, child in status["children"].items()]
+    for trouble in ("refusing", "broken_invariant"):
+        if status.get(trouble):
+            rows.append(("trouble", str(status[trouble])))
+    return "\n".join(f"{name:>9}  {text}" for name, text in rows)
+
+
+def _model(status: Mapping[str, Any]) -> str:
+    pool = status["pool"]
+    kind = f" ({pool['model_type']}, {'packed' if pool['packed'] else 'not packed'})" if pool else ""
+    return f"{status['model']}{kind}"
+
+
+def _pool(status: Mapping[str, Any]) -> str:
+    pool = status["pool"]
+    if not pool:
+        return "not made yet"
+    text = f"{binary_bytes(pool['bytes'])}, {pool['share']:.0%} of all expert bytes"
+    if (rate := status.get("hit_rate")) is not None:
+        text += f", hit rate {rate:.1%}"
+    return text
+
+
+def _mtp(facts: Mapping[str, Any]) -> str:
+    why = facts.get("mtp_why")
+    return ("on" if facts.get("mtp") else "off") + (f": {why}" if why else "")
+
+
+def _queue(queue: Mapping[str, Any]) -> str:
+    running = f"answering {queue['running'][:8]} ({queue['running_tokens']} tokens)" if queue["running"] else "idle"
+    return f"{running}, {queue['waiting']} waiting, {queue['clients']} clients"
+
+
+def _child(child: Mapping[str, Any]) -> str:
+    text: str = child["state"] + (f", pid {child['pid']}" if child["pid"] else "")
+    if child["restarts"]:
+        text += f", restarted {child['restarts']} times"
+    if child["last_error"]:
+        text += f"; last error: {child['last_error']}"
+    return text

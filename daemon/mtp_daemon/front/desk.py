@@ -1,0 +1,108 @@
+"""What a client's message sets off. Every one of them is answered: by Accepted, Done, Welcome or Failed."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
+
+from mtp_daemon.errors import DaemonError, RequestError
+from mtp_daemon.front.clients import Clients
+from mtp_daemon.front.errands import Errands
+from mtp_daemon.front.lineup import Lineup
+from mtp_daemon.front.sessions import Sessions
+from mtp_loader.errors import LoaderError
+from mtp_loader.pool.layout import make_layout
+from mtp_protocol import client_messages as c
+from mtp_protocol import loader_messages as ld
+from mtp_protocol.codec import MAJOR, MINOR
+from mtp_protocol.errors import ProtocolError
+from mtp_protocol.geometry import Geometry, PoolLayout
+
+log = logging.getLogger("mtpd")
+
+MAX_SHUTDOWN_S = 3600.0
+
+
+class Desk:
+    """Parses nothing and owns nothing: it passes each message to whose business it is."""
+
+    def __init__(
+        self,
+        model: str,
+        clients: Clients,
+        sessions: Sessions,
+        lineup: Lineup,
+        errands: Errands,
+        status: Callable[[], Mapping[str, Any]],
+        shut_down: Callable[[float], None],
+        bytes_for: Callable[[str, Geometry], int],
+    ) -> None:
+        self.bad_messages = 0
+        self._model, self._clients, self._sessions = model, clients, sessions
+        self._lineup, self._errands = lineup, errands
+        self._status, self._shut_down, self._bytes_for = status, shut_down, bytes_for
+
+    def take(self, client: bytes, message: c.FromClient | ProtocolError, now: float) -> None:
+        if not self._clients.admit(client, now):
+            return
+        if isinstance(message, ProtocolError):
+            self.bad_messages += 1
+            log.warning("client %s sent what is no message: %s", client.hex(), message)
+            self._clients.reply(client, c.Failed("protocol", str(message)))
+            return
+        try:
+            self._serve(client, message, now)
+        except RequestError as error:
+            self._clients.refuse(client, message.ref, error)
+        except (LoaderError, DaemonError) as error:
+            self._clients.refuse(client, message.ref, RequestError("bad_request", str(error)))
+
+    def _serve(self, client: bytes, message: c.FromClient, now: float) -> None:
+        match message:
+            case c.Hello():
+                self._clients.name(client, message.client)
+                self._clients.reply(client, c.Welcome(message.ref, f"{MAJOR}.{MINOR}", os.getpid(), self._model))
+            case c.Submit():
+                self._lineup.try_again(now)
+                self._sessions.submit(client, message, now)
+            case c.Attach():
+                self._sessions.attach(client, message, now)
+            case c.Cancel():
+                self._sessions.cancel(client, message, now)
+            case c.Status():
+                self._clients.reply(client, c.Done(message.ref, self._status()))
+            case c.Pin():
+                self._pass_on(client, message.ref, now, lambda ref: ld.Pin(ref, message.experts))
+            case c.Resize():
+                slots = self._slots(message.pool)
+                self._pass_on(client, message.ref, now, lambda ref: ld.Resize(ref, slots))
+            case c.Calibrate():
+                raise RequestError("unsupported", "calibration is not built yet: pins and head settings stay as set")
+            case c.Shutdown():
+                if not 0 <= message.deadline_s <= MAX_SHUTDOWN_S:
+                    raise RequestError("bad_request", f"deadline_s must lie in 0..{MAX_SHUTDOWN_S:g}")
+                self._clients.reply(client, c.Done(message.ref))
+                self._shut_down(message.deadline_s)
+            case _:
+                assert_never(message)
+
+    def _pass_on(self, client: bytes, ref: int, now: float, make: Callable[[int], ld.ToLoader]) -> None:
+        self._lineup.check_loader()
+        self._errands.send(client, ref, now, lambda mine: self._lineup.tell_loader(make(mine)))
+
+    def _slots(self, pool: str) -> tuple[int, ...]:
+        """Slots of each bank for a new size of the pool. The region stays as large as it was made."""
+        geometry, layout = self._lineup.geometry, self._lineup.layout
+        if geometry is None or layout is None:
+            raise RequestError("environment", "there is no pool yet; try again later")
+        wanted = self._layout_of(geometry, self._bytes_for(pool, geometry), layout)
+        return tuple(bank.slots for bank in wanted.banks)
+
+    @staticmethod
+    def _layout_of(geometry: Geometry, nbytes: int, layout: PoolLayout) -> PoolLayout:
+        wanted = make_layout(geometry, nbytes, layout.generation)
+        if any(new.slots > old.slots for new, old in zip(wanted.banks, layout.banks, strict=True)):
+            raise RequestError(
+                "unsupported", "the pool cannot grow beyond the size it was started with: restart with a larger --pool"
+            )
+        return wanted

@@ -1,0 +1,251 @@
+"""The front's one thread: a poller over both sockets, both children and the signals, and what each of them sets off."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import zmq
+
+from mtp_daemon.config import Settings
+from mtp_daemon.errors import DaemonBug, EnvironmentFailure, RequestError, UserError
+from mtp_daemon.front.announce import announcement, plan
+from mtp_daemon.front.children_port import ChildrenPort
+from mtp_daemon.front.client_port import ClientPort
+from mtp_daemon.front.clients import Clients
+from mtp_daemon.front.clock import RunningClock
+from mtp_daemon.front.desk import Desk
+from mtp_daemon.front.errands import Errands
+from mtp_daemon.front.integrity import check
+from mtp_daemon.front.limits import limits_of
+from mtp_daemon.front.lineup import Lineup
+from mtp_daemon.front.memory import dense_bytes, kv_bytes_per_token, memory_now
+from mtp_daemon.front.recruit import Program, Recruiter, python_module
+from mtp_daemon.front.request import Request
+from mtp_daemon.front.run_lock import RunLock
+from mtp_daemon.front.sessions import Sessions
+from mtp_daemon.front.signals import StopSignals
+from mtp_daemon.front.sizing import Needs, pool_bytes
+from mtp_daemon.front.status import service_status
+from mtp_daemon.front.watchdog import Watchdog
+from mtp_daemon.sizes import parse_pool
+from mtp_protocol import engine_messages as e
+from mtp_protocol.geometry import Geometry, PoolLayout
+from mtp_protocol.run_directory import children_address, client_address
+
+log = logging.getLogger("mtpd")
+
+Phase = Literal["starting", "serving", "draining", "stopping"]
+
+# The longest wait: deaths and messages wake the poller; beats, kept requests and live clients can wait this long.
+_LOOK_S = 0.2
+# Messages taken a turn: one side that floods must not starve the other.
+_CHILD_MESSAGES, _CLIENT_MESSAGES = 256, 64
+# For the last messages to reach clients that read, and for the children to leave by themselves.
+_GOODBYE_S, _CHILDREN_STOP_S = 1.0, 3.0
+
+
+class Front:
+    """The service in one run directory. `run` returns when it has stopped; all that it started is gone by then."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: Path,
+        lock: RunLock,
+        signals: StopSignals,
+        say: Callable[[str], None],
+        program: Program = python_module,
+    ) -> None:
+        self._settings, self._model, self._lock, self._signals, self._say = settings, model, lock, signals, say
+        self._phase: Phase = "starting"
+        self._clock = RunningClock()
+        self._until = 0.0
+        self._stops_seen = 0
+        self._alive_at = 0.0
+        self._retry_s: float | None = None
+        self._broken: str | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._port = ClientPort(self._context)
+        self._children = ChildrenPort(self._context, children_address(lock.run_directory))
+        self._clients = Clients(self._port.send, settings.max_clients, self._unfollow)
+        self._sessions = Sessions(limits_of(settings), self._clients, self._tell_engine)
+        self._errands = Errands(self._clients.reply)
+        logs = Path(settings.log_dir) if settings.log_dir else lock.run_directory / "logs"
+        recruiter = Recruiter(settings, model, lock.sockets, logs, program)
+        self._lineup = Lineup(recruiter, self._children, self._sessions, self._errands, self._size_pool)
+        self._desk = Desk(
+            str(model), self._clients, self._sessions, self._lineup, self._errands,
+            self._status, self._drain, self._pool_bytes,
+        )  # fmt: skip
+        self._watchdog = Watchdog()
+        self._poller = zmq.Poller()
+        for source in (self._port.socket, self._children.socket, signals.fd):
+            self._poller.register(source, zmq.POLLIN)
+        self._polled: set[int] = set()
+
+    def run(self) -> None:
+        """Until a signal or a client stops it. Raises DaemonError when it cannot start."""
+        try:
+            self._lineup.start(self._clock.now)
+            while not (self._phase == "stopping" and not any(c.alive for c in self._lineup.children)):
+                self._turn()
+        finally:
+            self._bury_all()
+
+    # --- a turn of the loop ---
+
+    def _turn(self) -> None:
+        self._poll_children_fds()
+        wait_s = self._wait_s()
+        self._poller.poll(int(wait_s * 1000) + 1)
+        now = self._clock.tick(wait_s)
+        self._signals.drain()
+        self._lineup.now = now
+        self._lineup.receive(_CHILD_MESSAGES)
+        self._read_clients(now)
+        for child in self._lineup.children:
+            if child.process is not None:
+                child.process.drain()
+        self._lineup.tick(now)
+        self._children.flush()
+        if now >= self._alive_at:
+            self._alive_at = now + _LOOK_S
+            self._clients.keep_alive(now)
+            self._sessions.expire(now)
+            self._errands.expire(now)
+            self._watchdog.look(self._lineup, busy=self._sessions.busy, serving=self._phase == "serving")
+            self._check()
+        self._retry_s = self._clients.pump(now)
+        self._move_on(now)
+
+    def _check(self) -> None:
+        """A broken invariant is a bug of ours: said aloud and kept for status, but no reason to end every answer."""
+        if self._sessions.busy or self._broken is not None:
+            return
+        try:
+            check(self._sessions)
+        except DaemonBug as error:
+            self._broken = str(error)
+            log.error("broken invariant: %s", error)
+
+    def _wait_s(self) -> float:
+        deadlines = [child.next_deadline() for child in self._lineup.children]
+        waits = [t - self._clock.now for t in deadlines if t is not None]
+        waits += [_LOOK_S] + ([self._retry_s] if self._retry_s is not None else [])
+        return max(0.0, min(waits))
+
+    def _poll_children_fds(self) -> None:
+        """Deaths and output of the children that live now."""
+        wanted: set[int] = set()
+        for child in self._lineup.children:
+            if child.process is not None:
+                wanted.update(fd for fd in (child.process.output_fd,) if fd is not None)
+                wanted.update(() if child.exit_seen else (child.process.exit_fd,))
+        for fd in self._polled - wanted:
+            self._poller.unregister(fd)
+        for fd in wanted - self._polled:
+            self._poller.register(fd, zmq.POLLIN)
+        self._polled = wanted
+
+    def _read_clients(self, now: float) -> None:
+        for _ in range(_CLIENT_MESSAGES):
+            received = self._port.receive()
+            if received is None:
+                return
+            self._desk.take(*received, now)
+
+    # --- phases ---
+
+    def _move_on(self, now: float) -> None:
+        if self._signals.count > self._stops_seen:
+            again, self._stops_seen = self._phase in ("draining", "stopping"), self._signals.count
+            log.info("asked to stop by a signal%s", ", again: now" if again else "")
+            if again:
+                self._stop_children(0.0, now)
+                for child in self._lineup.children:
+                    child.kill("stopped at once")
+            else:
+                self._drain(self._settings.stop_deadline_s)
+        if self._phase == "starting":
+            self._serve_when_ready()
+        if self._phase == "draining":
+            self._drained(now)
+
+    def _serve_when_ready(self) -> None:
+        for child in self._lineup.children:
+            if child.state == "given up":
+                raise (UserError if child.user_fault else EnvironmentFailure)(child.last_error)
+        if not self._lineup.ready:
+            return
+        geometry, layout = self._lineup.geometry, self._lineup.layout
+        assert geometry is not None and layout is not None  # the loader is ready, so it has told and got both
+        self._say(announcement(self._model, geometry, layout, self._lineup.facts, self._settings.context))
+        self._port.bind(client_address(self._lock.run_directory))
+        self._lineup.served = True
+        self._phase = "serving"
+        self._watchdog.ready(f"serving {self._model.name}")
+        self._say(f'ready: mtp-client --run-dir {self._lock.run_directory} "your prompt"')
+
+    def _drain(self, deadline_s: float) -> None:
+        """Take nothing new; the running answer may end until the deadline."""
+        now = self._clock.now
+        if self._phase == "starting":
+            self._stop_children(_CHILDREN_STOP_S, now)
+        elif self._phase == "serving":
+            self._phase = "draining"
+            self._until = now + deadline_s
+            self._watchdog.stopping()
+            self._sessions.close_queue(RequestError("shutdown", "the service is stopping"), now)
+
+    def _drained(self, now: float) -> None:
+        if self._sessions.running is not None and now < self._until:
+            return
+        self._sessions.fail_all("shutdown", "the service is stopping", now)
+        self._retry_s = self._clients.pump(now)
+        if not self._clients.unsent or now >= self._until + _GOODBYE_S:
+            self._stop_children(_CHILDREN_STOP_S, now)
+
+    def _stop_children(self, deadline_s: float, now: float) -> None:
+        self._phase = "stopping"
+        self._lineup.stop(deadline_s, now)
+
+    def _bury_all(self) -> None:
+        """However we leave: no child, no socket file, no region stays behind."""
+        for child in self._lineup.children:
+            child.end()
+        self._lineup.close()
+        self._clients.pump(self._clock.now)
+        self._port.close()
+        self._children.close()
+        self._context.term()
+
+    # --- what others need of the front ---
+
+    def _tell_engine(self, message: e.ToEngine) -> None:
+        self._lineup.tell_engine(message)
+
+    def _unfollow(self, client: bytes, request: Request, now: float) -> None:
+        self._sessions.unfollow(client, request, now)
+
+    def _size_pool(self, geometry: Geometry) -> PoolLayout:
+        return plan(geometry, self._pool_bytes(self._settings.pool, geometry))
+
+    def _pool_bytes(self, pool: str, geometry: Geometry) -> int:
+        kv = kv_bytes_per_token(self._model) * self._settings.context
+        needs = Needs(dense=dense_bytes(self._model, geometry), kv=kv)
+        return pool_bytes(parse_pool(pool), geometry, memory_now(), needs)
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "phase": self._phase,
+            "pid": os.getpid(),
+            "model": str(self._model),
+            "run_dir": str(self._lock.run_directory),
+            "running_s": round(self._clock.now, 3),
+            "stopped_s": round(self._clock.stopped_s, 3),
+            "bad_messages": self._desk.bad_messages,
+            "broken_invariant": self._broken,
+            **service_status(self._lineup, self._sessions, self._clients),
+        }
