@@ -119,12 +119,39 @@ def test_seeded_neighbours_are_independent() -> None:
     assert chi_square_p(pairs, np.outer(exact, exact).ravel()) > CHANCE
 
 
+@pytest.mark.parametrize("settings", SETTINGS[:1] + SETTINGS[-1:], ids=str)
+def test_a_run_of_two_follows_the_targets_joint_law(settings: dict[str, object]) -> None:
+    """100,000 answers of two tokens at depth 1: a bonus token after a right draft, another round after a wrong one."""
+    sampling = sampling_of(settings)
+    size = len(TARGET)
+    after = [np.roll(TARGET, token + 1) * 0.8 for token in range(size)]  # the target's logits after each token
+    seconds = mx.stack([law_after(after[token], token, sampling) for token in range(size)])
+    head = mx.broadcast_to(law_of(HEAD, sampling), (DRAWS, size))
+    drafts = drafted(head[0], 17, 1)[:, 0]
+    trial = Trial(drafts, head, mx.ones((DRAWS,), dtype=mx.bool_))
+    noise = FreshNoise(3)
+    first, accepted = try_drafts(mx.broadcast_to(law_of(TARGET, sampling), (DRAWS, size)), [trial], noise)
+    bonus, _ = try_drafts(seconds[drafts], [], noise)
+    another, _ = try_drafts(seconds[first], [], noise)
+    second = mx.where(accepted >= 0, bonus, another)
+    exact = exact_law(TARGET, HISTORY, sampling)[:, None] * np.stack(
+        [exact_law(after[token].tolist(), [*HISTORY, token], sampling) for token in range(size)]
+    )
+    pairs = np.bincount(np.array(first * size + second), minlength=size * size)
+    assert chi_square_p(pairs, exact.ravel()) > CHANCE
+
+
+def law_after(logits: np.ndarray, token: int, sampling: Sampling) -> mx.array:
+    law = Law(sampling)
+    return law.log_probabilities(law.adjusted(mx.array(logits[None]), [[*HISTORY, token]]))[0]
+
+
 def test_unseeded_plain_decoding_through_the_chooser() -> None:
-    """The whole path of one request at depth 0, 4,000 tokens of it: fresh noise is fresh each round."""
+    """The whole path of one request at depth 0, 1,000 tokens of it: fresh noise is fresh each round."""
     sampling = sampling_of({})
     chooser = Chooser(sampling, fresh_seed=9)
     logits = mx.array([TARGET])
     counts = np.zeros(8, dtype=np.int64)
-    for _ in range(4000):
+    for _ in range(1000):
         counts[chooser.judge(logits, HISTORY).ids[0]] += 1
     assert chi_square_p(counts, exact_law(TARGET, HISTORY, sampling)) > CHANCE
