@@ -1,5 +1,6 @@
 """The pool as MLX arrays: one a plane, made once, no copy, whatever the backend."""
 
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from math import prod
@@ -28,6 +29,8 @@ class PoolView:
 
     def __init__(self, fd: int, geometry: Geometry, layout: PoolLayout) -> None:
         """Raises RequestRefused where this MLX cannot look at shared memory without a copy, OSError from mapping."""
+        if (size := os.fstat(fd).st_size) < layout.nbytes:  # looking past its end would be a SIGBUS, not an error
+            raise OSError(f"the pool's region has {size} bytes, its layout {layout.nbytes}")
         restores: list[Callable[[], None]] = []
         self._finalizer = weakref.finalize(self, _restore_all, restores)
         self.banks: list[Mapping[str, mx.array]] = []

@@ -1,0 +1,162 @@
+"""Decode's side of the four slot rules under random interleavings: a loader, a map, and graphs that read it."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mtp_daemon.engine.errors import EngineBug
+from mtp_daemon.engine.residency import ABSENT, Residency
+from mtp_protocol.expert_messages import Resident
+from mtp_protocol.geometry import Bank, BankLayout, Geometry, Layer, PoolLayout, Quantisation
+
+Q = Quantisation()
+LAYERS = (Layer(0, 0, 3, 2), Layer(1, 0, 4, 2), Layer(2, 1, 3, 2))
+GEOMETRY = Geometry("f", "t", True, 1, (Bank(0, (), Q, Q, Q, (0, 1)), Bank(1, (), Q, Q, Q, (2,))), LAYERS)
+SLOTS = (5, 3)
+LAYOUT = PoolLayout(1, 0, tuple(BankLayout(i, n, ()) for i, n in enumerate(SLOTS)))
+KEYS = [(y.layer, e) for y in LAYERS for e in range(y.experts)]
+BANK = {y.layer: y.bank for y in LAYERS}
+
+pick = st.integers(0, 1 << 16)
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """`told` is the truth: (bank, slot) to expert; `recalled` the open recalls; `graphs` what unfinished ones read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residency = Residency(GEOMETRY, LAYOUT)
+        self.told: dict[tuple[int, int], tuple[int, int]] = {}
+        self.recalled: set[tuple[int, int]] = set()
+        self.graphs: list[tuple[int, set[tuple[int, int]]]] = []
+        self.seen: dict[tuple[int, int], bytes] = {}
+
+    def read_now(self) -> set[tuple[int, int]]:
+        return set().union(*(slots for _, slots in self.graphs))
+
+    @rule(a=pick, b=pick)
+    def fill(self, a: int, b: int) -> None:
+        """The loader fills only slots that are free on its side: neither told nor awaiting release."""
+        absent = [k for k in KEYS if k not in self.told.values()]
+        if not absent:
+            return
+        layer, expert = absent[a % len(absent)]
+        free = [s for s in range(SLOTS[BANK[layer]]) if (BANK[layer], s) not in self.told]
+        if not free:
+            return
+        slot = free[b % len(free)]
+        assert (BANK[layer], slot) not in self.read_now(), "a slot is written while a graph reads it"
+        self.residency.fill([Resident(layer, expert, slot)])
+        self.told[BANK[layer], slot] = (layer, expert)
+
+    @rule(a=pick, b=pick)
+    def fill_an_occupied_slot(self, a: int, b: int) -> None:
+        """The loader breaking rule 2, or telling an expert twice, is noticed and changes nothing."""
+        if not self.told:
+            return
+        (bank, slot), key = sorted(self.told.items())[a % len(self.told)]
+        others = [k for k in KEYS if BANK[k[0]] == bank and k not in self.told.values()]
+        if others:
+            with pytest.raises(EngineBug):
+                self.residency.fill([Resident(*others[b % len(others)], slot)])
+        free = [s for s in range(SLOTS[bank]) if (bank, s) not in self.told]
+        if free:
+            with pytest.raises(EngineBug):
+                self.residency.fill([Resident(*key, free[b % len(free)])])
+
+    @rule(a=pick, b=pick)
+    def recall(self, a: int, b: int) -> None:
+        bank = a % len(SLOTS)
+        slots = [s for s in range(SLOTS[bank]) if b >> s & 1]
+        unknown = self.residency.recall(bank, slots)
+        assert unknown == [s for s in slots if (bank, s) not in self.told]
+        self.recalled |= {(bank, s) for s in slots if (bank, s) in self.told}
+
+    @rule(a=pick, b=pick)
+    def read(self, a: int, b: int) -> None:
+        """A graph over some resident experts of a layer, recalled ones too: they are there until they are released."""
+        layer = LAYERS[a % len(LAYERS)].layer
+        here = {k: s for s, k in self.told.items() if k[0] == layer}
+        chosen = [k for i, k in enumerate(sorted(here)) if b >> i & 1]
+        if not chosen:
+            return
+        table = self.residency.table(layer)
+        slots = table[np.array([e for _, e in chosen])]
+        self.residency.read(layer, slots)
+        self.graphs.append((self.residency.mark, {(BANK[layer], int(s)) for s in slots}))
+
+    @rule(a=pick)
+    def mark(self, a: int) -> None:
+        self.residency.next_mark()
+
+    @rule()
+    def finish_all(self) -> None:
+        self.residency.finished()
+        self.graphs.clear()
+
+    @precondition(lambda self: self.graphs)
+    @rule(a=pick)
+    def finish_older(self, a: int) -> None:
+        mark = self.graphs[a % len(self.graphs)][0]
+        self.residency.finished(before=mark)
+        self.graphs = [g for g in self.graphs if g[0] >= mark]
+
+    @rule()
+    def release(self) -> None:
+        """What is given up is what was asked for and is not read: all of it, and nothing else."""
+        given = {(bank, s) for bank, slots in self.residency.release() for s in slots}
+        assert given == self.recalled - self.read_now()
+        self.recalled -= given
+        for place in given:
+            del self.told[place]
+
+    @rule()
+    def drop(self) -> None:
+        if self.read_now():
+            with pytest.raises(EngineBug):
+                self.residency.drop()
+            return
+        self.residency.drop()
+        self.told.clear()
+        self.recalled.clear()
+
+    @invariant()
+    def the_map_is_the_truth(self) -> None:
+        for layer in LAYERS:
+            want = np.full(layer.experts, ABSENT)
+            for (_, slot), (owner, expert) in self.told.items():
+                if owner == layer.layer:
+                    want[expert] = slot
+            np.testing.assert_array_equal(self.residency.table(layer.layer), want)
+            usable = [(layer.bank, int(s)) not in self.recalled for s in want if s != ABSENT]
+            assert self.residency.whole(layer.layer) == (len(usable) == layer.experts and all(usable))
+            version = (layer.layer, self.residency.versions[layer.layer])
+            snapshot = self.residency.table(layer.layer).tobytes()
+            assert self.seen.setdefault(version, snapshot) == snapshot, "the map changed and its version did not"
+        assert self.residency.all_whole == all(self.residency.whole(y.layer) for y in LAYERS)
+        assert self.residency.resident == len(self.told)
+        assert self.residency.recalls_pending == len(self.recalled)
+
+    @invariant()
+    def held_slots_are_those_that_graphs_read(self) -> None:
+        for layer in LAYERS:
+            assert set(self.residency.held(layer.layer)) == {s for b, s in self.read_now() if b == layer.bank}
+
+
+TestResidency = ResidencyMachine.TestCase
+TestResidency.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def _fill(residency: Residency, told: Iterable[tuple[int, int, int]]) -> None:
+    residency.fill(Resident(*t) for t in told)
+
+
+@pytest.mark.parametrize("told", [(9, 0, 0), (0, 3, 0), (0, -1, 0), (0, 0, 5), (0, 0, -1), (2, 0, 3)])
+def test_a_message_that_names_nothing_of_ours_is_a_bug(told: tuple[int, int, int]) -> None:
+    """A wrong layer, expert or slot from the loader must not become an index from the end of an array."""
+    with pytest.raises(EngineBug):
+        _fill(Residency(GEOMETRY, LAYOUT), [told])
