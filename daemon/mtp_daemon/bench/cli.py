@@ -10,6 +10,7 @@ from mtp_daemon.errors import DaemonError
 COMMANDS = {
     "synth": "write a checkpoint of any size whose routing follows a plan",
     "io": "what the disk gives, by read size, threads and cache",
+    "spec": "speculation by depth, against plain decoding on the same service",
     "stream": "decode and prefill by pool share, beside mlx-lm with everything resident and the disk's bound",
 }
 _EPILOG = """\

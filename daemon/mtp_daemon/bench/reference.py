@@ -68,8 +68,8 @@ def _stacked(source: ExpertSource, layer: Layer, bank: Bank) -> dict[str, mx.arr
         for extent in source.extents(layer.layer, expert):
             with source.files[extent.file].open("rb") as file:
                 file.seek(extent.offset)
-                for plane in extent.planes:
-                    rows[plane].append(file.read(bank.planes[plane].source_bytes))
+                for number in extent.planes:
+                    rows[number].append(file.read(bank.planes[number].source_bytes))
     stacked = {}
     for plane, parts in zip(bank.planes, rows, strict=True):
         raw = "uint16" if plane.source_dtype == "bfloat16" else plane.source_dtype
