@@ -108,8 +108,8 @@ def parse_json(path: Path, raw: bytes, what: str) -> dict[str, Any]:
 
 def _tensors(path: Path, raw: bytes, data_start: int, size: int) -> dict[str, Tensor]:
     entries = parse_json(path, raw, "its header")
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
+    metadata = entries.pop("__metadata__", None)
+    if metadata is not None and not isinstance(metadata, dict):  # mx.save_safetensors writes null when it has none
         raise DamagedCheckpoint(path, "its __metadata__ is not an object")
     tensors = {name: _tensor(path, name, entry, data_start) for name, entry in entries.items()}
     end = data_start
