@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
 
@@ -20,16 +19,17 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 def load_resident(path: Path) -> tuple[Any, Any]:
     """`(model, tokenizer)` of an mlx-lm checkpoint or a packed store, every weight evaluated."""
     source = open_source(path, widen=False)
-    model = load_model(path, lazy=True, strict=not source.geometry.packed)[0]
+    model: Any = load_model(path, lazy=True, strict=not source.geometry.packed)[0]
     if source.geometry.packed:
         _put_experts_back(model, source)
-    mx.eval([array for _, array in tree_flatten(model.parameters())])
+    mx.eval(model.parameters())
     return model, load_tokenizer(path)
 
 
 def _put_experts_back(model: Any, source: ExpertSource) -> None:
-    switches = {}
-    for name, module in model.named_modules():
+    switches: dict[int, SwitchGLU] = {}
+    modules: list[tuple[str, Any]] = model.named_modules()
+    for name, module in modules:
         if isinstance(module, SwitchGLU):
             match = _LAYER.search(name)
             if match is None:
