@@ -8,7 +8,7 @@ from mtp_daemon.engine.stream import Stream
 from mtp_daemon.engine.trunk import Trunk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
     """`head` None: plain decoding, and `head_why` says why in one line. `hidden`: which rows feed the head."""
 

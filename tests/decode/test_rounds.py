@@ -1,0 +1,235 @@
+"""Rounds change no token and leave every cache as a fresh prefill would, whatever is drafted and however verified."""
+
+import itertools
+
+import mlx.core as mx
+import pytest
+from support.decoding import (
+    Scripted,
+    assert_like_fresh,
+    decoder,
+    oracle,
+    prompt_of,
+    reference,
+    right_then_wrong,
+    run,
+    target,
+    wrong,
+)
+
+from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
+
+WAYS = ("chain", "rescue", "tree")
+SCRIPTS = {"oracle": oracle, "wrong": wrong, **{f"right{k}": right_then_wrong(k) for k in (1, 2, 3)}}
+WHOLE = list(
+    itertools.product(("qwen3_next", "qwen3_5_moe", "qwen3_moe"), WAYS, ("batch", "step"), range(1, 7), SCRIPTS)
+)
+
+
+def _pairwise(rows: list[tuple]) -> list[tuple]:
+    """A subset in which every pair of values of two columns occurs."""
+    wanted = {((i, r[i]), (j, r[j])) for r in rows for i, j in itertools.combinations(range(len(r)), 2)}
+    chosen = []
+    while wanted:
+        gain = {
+            r: len(wanted & {((i, r[i]), (j, r[j])) for i, j in itertools.combinations(range(len(r)), 2)}) for r in rows
+        }
+        best = max(rows, key=lambda r: gain[r])
+        chosen.append(best)
+        wanted -= {((i, best[i]), (j, best[j])) for i, j in itertools.combinations(range(len(best)), 2)}
+    return chosen
+
+
+PAIRS = _pairwise(WHOLE)
+CASES = [pytest.param(*row, marks=[] if row in PAIRS else pytest.mark.full) for row in WHOLE]
+
+
+@pytest.mark.parametrize(("family", "way", "verify", "depth", "script"), CASES)
+def test_a1_a2_scripted_drafts_change_no_token_and_no_cache(
+    family: str, way: str, verify: str, depth: int, script: str
+) -> None:
+    """A1, A2: a commit off by one, a checkpoint not restored or a wrong branch shows in ids or in a cache's bytes."""
+    on, prompt = target(family), prompt_of(11)
+    answer = reference(on, prompt, 16)
+    drafter = Scripted(answer, len(prompt), SCRIPTS[script], way)
+    decoding = decoder(on, prompt, drafter=drafter, depth=depth, verify=verify, chunk=8)
+    assert run(decoding, 16, assert_like_fresh) == answer
+
+
+HEAD_WAYS = ("chain", "adaptive", "rescue", "tree", "adaptive+rescue")
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
+@pytest.mark.parametrize("way", HEAD_WAYS)
+@pytest.mark.parametrize("verify", ["batch", pytest.param("step", marks=pytest.mark.full)])
+@pytest.mark.parametrize("depth", [1, 3, *(pytest.param(d, marks=pytest.mark.full) for d in (2, 4, 5, 6))])
+def test_every_way_with_the_head_changes_no_token_and_no_cache(family: str, way: str, verify: str, depth: int) -> None:
+    """A1, A2, B12: the head's own cache is aligned after every round, and its drafts change nothing."""
+    on, prompt = target(family, head=True), prompt_of(9)
+    decoding = decoder(on, prompt, speculation=way, depth=depth, verify=verify, chunk=4, tau=0.01)
+    assert run(decoding, 14, assert_like_fresh) == reference(on, prompt, 14)
+    assert decoding.stats()["drafted"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(64))
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a1_64_prompts(seed: int, depth: int) -> None:
+    """A1 in its full size, the right-k drafter changing with the prompt."""
+    on, prompt = target("qwen3_next"), prompt_of(5 + seed, seed)
+    answer = reference(on, prompt, 64)
+    drafter = Scripted(answer, len(prompt), right_then_wrong(seed % (depth + 1)))
+    assert run(decoder(on, prompt, drafter=drafter, depth=depth), 64) == answer
+
+
+def test_a4_a_drafter_that_always_proposes_the_end() -> None:
+    """A4: a drafted end-of-text token is no end of text."""
+    on, prompt = target("qwen3_next"), prompt_of(7)
+
+    class Ends:
+        def draft(self, source: DraftSource, depth: int) -> Candidates:
+            return scripted([256] * depth)
+
+    assert run(decoder(on, prompt, drafter=Ends(), depth=3), 20) == reference(on, prompt, 20)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("way", ["chain", "rescue", "tree"])
+def test_a5_never_more_than_the_limit(tokens: int, depth: int, way: str) -> None:
+    """A5: a run that overran max_tokens would have more ids than were asked for."""
+    on, prompt = target("qwen3_next"), prompt_of(6)
+    answer = reference(on, prompt, 20)
+    drafter = Scripted(answer, len(prompt), right_then_wrong(1), way)
+    decoding = decoder(on, prompt, drafter=drafter, depth=depth)
+    ids: list[int] = []
+    while len(ids) < tokens:
+        got = decoding.round(tokens - len(ids)).ids
+        assert 1 <= len(got) <= tokens - len(ids)
+        ids += got
+    assert ids == answer[:tokens]
+    assert decoding.round(0).ids == ()
+
+
+def test_a8_a_second_prompt_is_as_if_it_were_the_first() -> None:
+    """A8: nothing of the first request is left, in tokens or in acceptance counts."""
+    on, first, second = target("qwen3_next", head=True), prompt_of(9, 1), prompt_of(8, 2)
+
+    def answer() -> tuple[list[int], dict]:
+        decoding = decoder(on, second, speculation="rescue", depth=3)
+        ids = run(decoding, 12)
+        numbers = decoding.stats()
+        del numbers["seconds"]
+        return ids, numbers
+
+    alone = answer()
+    run(decoder(on, first, depth=3), 12)
+    assert answer() == alone
+
+
+def test_a9_two_requests_in_turn() -> None:
+    """A9: two requests interleaved on one target are each as alone."""
+    on = target("qwen3_next")
+    prompts = [prompt_of(9, 1), prompt_of(12, 2)]
+    answers = [reference(on, p, 12) for p in prompts]
+    both = [
+        decoder(on, p, drafter=Scripted(a, len(p), right_then_wrong(1)), depth=2)
+        for p, a in zip(prompts, answers, strict=True)
+    ]
+    got: list[list[int]] = [[], []]
+    while min(map(len, got)) < 10:
+        for ids, decoding in zip(got, both, strict=True):
+            ids += decoding.round(3).ids
+    assert [ids[:10] for ids in got] == [a[:10] for a in answers]
+
+
+def test_a20_depth_13_on_a_one_layer_head() -> None:
+    """A20: a chain longer than the head has layers."""
+    on, prompt = target("qwen3_next", head=True), prompt_of(6)
+    decoding = decoder(on, prompt, depth=13)
+    assert run(decoding, 30) == reference(on, prompt, 30)
+    assert decoding.stats()["drafted"] >= 13
+
+
+def test_c1_c2_c4_the_same_prompt_and_a_shared_prefix() -> None:
+    """C1, C2: a second request over the same prefix, with another ending, equals a cold one (nothing is reused yet)."""
+    on, prefix = target("qwen3_next"), prompt_of(20)
+    for ending in ([], [3, 4], [5]):
+        prompt = [*prefix, *ending]
+        for _ in range(2):
+            assert run(decoder(on, prompt, depth=0), 8) == reference(on, prompt, 8)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 63, 64, 65])
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "gpt_oss"])
+def test_c10_any_chunk_gives_the_same_state(family: str, chunk: int) -> None:
+    """C10: also where a single token takes another path: no chunk is one token."""
+    on, prompt = target(family, head=family == "qwen3_next"), prompt_of(67)
+    decoding = decoder(on, prompt, depth=0, chunk=chunk)
+    assert_like_fresh(decoding)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_delivered_tokens_lead_to_the_same_state_and_the_same_rest(head: bool) -> None:
+    """A restart that feeds what was delivered goes on with the tokens that would have come."""
+    on, prompt = target("qwen3_next", head=head), prompt_of(9)
+    answer = reference(on, prompt, 20)
+    decoding = decoder(on, prompt, delivered=answer[:7], depth=2, chunk=4)
+    assert_like_fresh(decoding)
+    assert run(decoding, 13) == answer[7:]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_the_shortest_prompts(length: int) -> None:
+    """A prompt of one token has no pair for the head yet: the first round is plain."""
+    on, prompt = target("qwen3_next", head=True), prompt_of(length)
+    decoding = decoder(on, prompt, depth=2)
+    assert run(decoding, 6, assert_like_fresh) == reference(on, prompt, 6)
+
+
+def test_plain_greedy_runs_one_forward_ahead_and_comes_back() -> None:
+    """The pipeline's tokens are the rounds' tokens; drafting can begin in the middle of it."""
+    on, prompt = target("qwen3_next", head=True), prompt_of(9)
+    answer = reference(on, prompt, 24)
+    decoding = decoder(on, prompt, depth=2)
+    decoding._rounds._controller = Steps([0] * 6 + [2] * 2 + [0] * 3)
+    assert run(decoding, 24) == answer
+    assert decoding.stats()["pipelined"] >= 8
+    assert_like_fresh_after_flight = decoding._pipeline.in_flight
+    assert not assert_like_fresh_after_flight, "the last token was asked for: nothing may run ahead of it"
+    assert_like_fresh(decoding)
+
+
+class Steps:
+    """A controller that follows a list, then stays at its last entry."""
+
+    def __init__(self, depths: list[int]) -> None:
+        self._depths = depths
+
+    def choose(self, limit: int) -> int:
+        depth = self._depths.pop(0) if len(self._depths) > 1 else self._depths[0]
+        return min(depth, limit)
+
+    def observe(self, round_: object) -> None:
+        pass
+
+    def successor(self) -> "Steps":
+        return self
+
+
+def test_the_last_positions_logits_only() -> None:
+    """C9: prefill computes no logits; each round those of its own rows."""
+    on, prompt = target("qwen3_next"), prompt_of(40)
+    asked: list[int] = []
+    plain = on.trunk.logits
+
+    def logits(post: mx.array) -> mx.array:
+        asked.append(post.shape[1])
+        return plain(post)
+
+    on.trunk.logits = logits  # type: ignore[method-assign]
+    try:
+        run(decoder(on, prompt, depth=0, chunk=16), 3)
+    finally:
+        del on.trunk.logits
+    assert asked == [1, 1, 1]
