@@ -54,7 +54,7 @@ def recognise(tensors: Mapping[str, Tensor], experts: int | None) -> dict[int, E
     groups: dict[tuple[int, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         number = layer_number(name)
-        if number is not None and (module := _module(name, tensor)):
+        if number is not None and (module := expert_module(name, tensor.shape)):
             groups.setdefault((number, module), {})[name] = tensor
     layers: dict[int, ExpertLayer] = {}
     for (layer, module), group in sorted(groups.items()):
@@ -70,17 +70,17 @@ def layer_number(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _module(name: str, tensor: Tensor) -> str | None:
+def expert_module(name: str, shape: tuple[int, ...]) -> str | None:
     """The path of the block of experts a tensor belongs to, None for a dense tensor."""
     if match := _EACH.fullmatch(name):
         return match[1]
-    if (match := _BLOCKS.fullmatch(name)) and len(tensor.shape) >= 2:
+    if (match := _BLOCKS.fullmatch(name)) and len(shape) >= 2:
         return match[1]
-    if (match := _FUSED.fullmatch(name)) and len(tensor.shape) == 3:
+    if (match := _FUSED.fullmatch(name)) and len(shape) == 3:
         return match[1]
     if match := _STACKED.fullmatch(name):
         least = {"weight": 3, "scales": 3, "biases": 3, "bias": 2, "global_scale": 1}[match[3]]
-        return match[1] if len(tensor.shape) == least else None
+        return match[1] if len(shape) == least else None
     return None
 
 
@@ -115,7 +115,7 @@ def _stacked(group: dict[str, Tensor]) -> list[PlaneSource]:
     planes = []
     for name, tensor in group.items():
         match = _STACKED.fullmatch(name)
-        assert match  # _module let nothing else into a group without per-expert, block or fused tensors
+        assert match  # expert_module let nothing else into a group without per-expert, block or fused tensors
         plane = f"{_ALIASES[match[2]]}.{match[3]}"
         planes.append(make_plane(plane, [tensor], tensor.shape[1:], tensor.shape[0]))
     return planes

@@ -26,12 +26,29 @@ MTP_DENSE = "mtp-dense.safetensors"
 
 @dataclass(frozen=True)
 class HeadTensor:
-    """A dense tensor of the head: the file and the name under which it lies there."""
+    """A dense tensor of the head: `source` is where its bytes lie."""
 
-    file: Path
-    tensor: str
-    dtype: str
-    shape: tuple[int, ...]
+    source: Tensor
+
+    @property
+    def file(self) -> Path:
+        """The safetensors file."""
+        return self.source.path
+
+    @property
+    def tensor(self) -> str:
+        """The name under which the file has it."""
+        return self.source.name
+
+    @property
+    def dtype(self) -> str:
+        """safetensors' name of the type."""
+        return self.source.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As stored."""
+        return self.source.shape
 
 
 @dataclass(frozen=True)
@@ -138,7 +155,7 @@ def _table(tensors: Mapping[str, Tensor]) -> dict[str, HeadTensor]:
     for name, tensor in tensors.items():
         if tensor.is_fp8:
             raise DamagedCheckpoint(tensor.path, f"the head's {name} is FP8 ({tensor.dtype}), which cannot be used")
-    return {name: HeadTensor(t.path, t.name, t.dtype, t.shape) for name, t in sorted(tensors.items())}
+    return {name: HeadTensor(t) for name, t in sorted(tensors.items())}
 
 
 def _prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""The subcommands of `mtp-loader`, listed in `mtp_loader.cli.COMMANDS`."""
