@@ -1,0 +1,106 @@
+"""The model's tokenizer: prompts to ids, ids to text, the ids that end a text. Read from the model's directory only."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_lm import tokenizer_utils
+
+from mtp_daemon.engine.errors import RequestRefused
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """`eos`: every id that ends a text. `size`: ids below it are valid."""
+
+    tokenizer: Any
+    eos: frozenset[int]
+    size: int
+
+    @property
+    def chat_template(self) -> bool:
+        return bool(self.tokenizer.has_chat_template)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Exactly what the ids say: nothing is tidied up and special tokens are shown."""
+        text: str = self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        return text
+
+    def encode(self, prompt: str, *, raw: bool, system: str | None) -> tuple[int, ...]:
+        """The prompt's ids: through the chat template when there is one and `raw` is not asked for.
+
+        Raises RequestRefused for an empty prompt and for what the template refuses.
+        """
+        if not prompt:
+            raise RequestRefused("the prompt is empty", "bad_request")
+        if raw or not self.chat_template:
+            if system is not None:
+                why = "raw prompts take none" if raw else "this model has no chat template"
+                raise RequestRefused(f"a system text cannot be given: {why}", "bad_request")
+            ids = self._plain(prompt)
+        else:
+            ids = self._templated(prompt, system)
+        if not ids:
+            raise RequestRefused("the prompt has no tokens", "bad_request")
+        return tuple(int(token) for token in ids)
+
+    def check(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Ids given by the user. Raises RequestRefused when there are none, or one is not of this vocabulary."""
+        if not ids:
+            raise RequestRefused("the prompt is empty", "bad_request")
+        for token in ids:
+            if not 0 <= token < self.size:
+                raise RequestRefused(f"prompt id {token} is not in this vocabulary of {self.size}", "bad_request")
+        return tuple(ids)
+
+    def _plain(self, prompt: str) -> Sequence[int]:
+        # As mlx-lm: a prompt that spells its own beginning of text gets no second one.
+        bos = self.tokenizer.bos_token
+        special = bos is None or not prompt.startswith(bos)
+        ids: Sequence[int] = self.tokenizer.encode(prompt, add_special_tokens=special)
+        return ids
+
+    def _templated(self, prompt: str, system: str | None) -> Sequence[int]:
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages.append({"role": "user", "content": prompt})
+        # A template is the model's program: what it may raise is not ours to list, and none of it is our bug.
+        try:
+            ids: Sequence[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        except Exception as error:
+            raise RequestRefused(f"the model's chat template refuses this prompt: {error}", "bad_request") from error
+        return ids
+
+
+def load_vocabulary(path: Path, config: Mapping[str, Any]) -> Vocabulary:
+    """The tokenizer in the model directory `path`, whose config.json is `config`. Never goes to the network.
+
+    The ids that end a text are those of config.json, of generation_config.json and of the tokenizer together: each of
+    the three is incomplete in some published checkpoint. Raises RequestRefused when there is no usable tokenizer.
+    """
+    try:
+        tokenizer = tokenizer_utils.load(path, {"local_files_only": True})
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise RequestRefused(f"{path} has no tokenizer that can be loaded: {error}") from error
+    sizes = config.get("text_config", config)
+    eos = {*tokenizer.eos_token_ids, *_ids(config.get("eos_token_id")), *_ids(sizes.get("eos_token_id"))}
+    eos |= _generation_eos(path / "generation_config.json")
+    size = int(sizes.get("vocab_size", config.get("vocab_size", len(tokenizer))))
+    return Vocabulary(tokenizer, frozenset(eos), size)
+
+
+def _generation_eos(file: Path) -> set[int]:
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError) as error:
+        raise RequestRefused(f"{file} cannot be read: {error}") from error
+    return set(_ids(settings.get("eos_token_id"))) if isinstance(settings, dict) else set()
+
+
+def _ids(value: Any) -> list[int]:
+    """The ids in a config's value: one, a list, or none."""
+    values = value if isinstance(value, list) else [value]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
