@@ -8,10 +8,11 @@ from mtp_loader.policy.lazy_heap import LazyHeap
 
 
 class DecayedFrequency:
-    """Gives up the lowest sum of `2 ** (-age / half_life)` over an expert's uses, ages in forwards (one token each
+    """Gives up the lowest sum of `2 ** (-age / half_life)` over an expert's uses.
 
-    in plain decode). Kept as `log2` of the sum seen from time zero: comparing two keys then needs no decay at all, so
-    a rank changes only when its expert is used. What is no candidate keeps its history.
+    Ages are in forwards, one token each in plain decode. Kept as `log2` of the sum seen from time zero: comparing two
+    keys then needs no decay at all, so a rank changes only when its expert is used. What is no candidate keeps its
+    history.
     """
 
     def __init__(self, half_life: float = 16.0) -> None:

@@ -7,7 +7,7 @@ _SLACK = 64
 
 
 class LazyHeap:
-    """Keys by rank, lowest first, ties by key. Every change costs O(log n); memory stays within a few times the live keys."""
+    """Keys by rank, lowest first, ties by key. A change costs O(log n); memory is a few times the live keys."""
 
     def __init__(self) -> None:
         self.rank: dict[int, float] = {}

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Container
-from heapq import heapify, heapreplace, heappop
+from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from math import log2
 
@@ -13,7 +13,7 @@ _STEPS_PER_OCTAVE = 16
 
 
 class Lfru:
-    """Gives up the lowest `uses / (age + 1)`, age in forwards with their fraction (events since, over events a forward).
+    """Gives up the lowest `uses / (age + 1)`, ages in forwards with their fraction (events over events a forward).
 
     Two ranks cross as time passes, so no one order holds for long; but among equally used experts the oldest always
     ranks lowest. So each use count has its own queue, oldest first, and only the queues' heads are compared. Counts
