@@ -5,6 +5,7 @@
 
   die_at / hang_at / mute_at / garbage_at   a moment: "start", "ready", "prefill", "token:5", "stop"
   failed            [kind, text]: say Failed at the start, then leave
+  withhold_ready    true: the loader never says Ready
   ignore_stop, ignore_term                  true: only SIGKILL helps
   token_every_s, prefill_steps, run         pace, and how many tokens one message carries
   geometry          another fingerprint
@@ -167,6 +168,8 @@ class FakeLoader(Child):
                 self.region[0] += 1
                 self.starts = self.region[0]
                 self.at("ready")
+                if self.step.get("withhold_ready"):
+                    return
                 self.socket.send(ld.from_loader.encode(ld.Ready(f"ipc://{self.sockets}/loader-{self.epoch}.sock")))
             case ld.Pin():
                 self.socket.send(ld.from_loader.encode(ld.Pinned(message.ref, len(message.experts))))
