@@ -93,6 +93,10 @@ class ExpertLink:
         self._rejoin()
         self.release()
 
+    def wait(self, fd: int, timeout_s: float) -> None:
+        """Until `poll` may have something to do, or `fd` is readable."""
+        self._socket.wait(fd, timeout_s)
+
     def release(self) -> None:
         """Answer the recalls of slots that no graph reads."""
         for bank, slots in self._residency.release():

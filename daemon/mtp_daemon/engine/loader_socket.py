@@ -71,6 +71,15 @@ class LoaderSocket:
                 return None
             self._poller.poll(int(left * 1000) + 1)
 
+    def wait(self, fd: int, timeout_s: float) -> None:
+        """Until there may be something to receive, or `fd` is readable."""
+        self._poller.register(fd, zmq.POLLIN)
+        try:
+            if not self._life:
+                self._poller.poll(int(timeout_s * 1000))
+        finally:
+            self._poller.unregister(fd)
+
     def _take(self) -> LoaderUp | LoaderDead | None:
         event = self._life.take()
         if isinstance(event, Stopping):

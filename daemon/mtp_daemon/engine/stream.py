@@ -133,6 +133,11 @@ class ExpertStream:
         self.link.leave()
         self._view.close()
 
+    def idle(self, fd: int, timeout_s: float) -> None:
+        """Between requests: wait until `fd` is readable or the loader has something to say, and answer that."""
+        self.link.wait(fd, timeout_s)
+        self.settle()
+
     # -- what decoding asks ----------------------------------------------------------------------------------------
 
     @property
@@ -220,5 +225,6 @@ class ExpertStream:
         now.layers.append(LayerRouting(layer, ids, weights, missed is not None))
         if missed is not None:
             now.count(self.stats, distinct(ids), missed)
+            self.stats.bytes_read += missed * self.geometry.banks[self.residency.bank_of[layer]].source_bytes
             self._tails.clear()  # parts of this layer: the rows come from them
         self._tail = rows

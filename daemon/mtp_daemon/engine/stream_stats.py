@@ -9,13 +9,15 @@ class StreamStats:
     """`hits` and `misses` count distinct experts per (forward, layer): hits were resident when the router's ids were
 
     read. `wait_s` is the time spent blocked for misses; what was running meanwhile is not subtracted. `unions[n]`
-    counts how many distinct experts one layer of a forward over n tokens needed.
+    counts how many distinct experts one layer of a forward over n tokens needed. `bytes_read` is what the misses take
+    on disk.
     """
 
     forwards: int = 0
     tokens: int = 0
     hits: int = 0
     misses: int = 0
+    bytes_read: int = 0
     demands: int = 0
     waves: int = 0
     retries: int = 0
