@@ -4,6 +4,8 @@ import itertools
 
 import mlx.core as mx
 import pytest
+
+from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
 from support.decoding import (
     Scripted,
     assert_like_fresh,
@@ -16,8 +18,6 @@ from support.decoding import (
     target,
     wrong,
 )
-
-from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
 
 WAYS = ("chain", "rescue", "tree")
 SCRIPTS = {"oracle": oracle, "wrong": wrong, **{f"right{k}": right_then_wrong(k) for k in (1, 2, 3)}}

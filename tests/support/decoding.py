@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
-from support.checkpoints import make_head_weights, make_model
 
 from mtp_daemon.engine.decode.decoder import Decoder
 from mtp_daemon.engine.decode.settings import DecodeSettings
@@ -20,6 +19,7 @@ from mtp_daemon.engine.mtp.track import HeadTrack
 from mtp_daemon.engine.stream import ResidentStream
 from mtp_daemon.engine.trunk import Trunk
 from mtp_protocol.sampling import Sampling
+from support.checkpoints import make_head_weights, make_model
 
 VOCAB = 512
 

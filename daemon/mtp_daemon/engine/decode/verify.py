@@ -66,6 +66,9 @@ class _Breaks(AbstractContextManager[None]):
     def __init__(self, state: RequestState) -> None:
         self._state = state
 
+    def __enter__(self) -> None:
+        return None
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._state.broken = True
