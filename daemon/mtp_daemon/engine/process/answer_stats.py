@@ -1,0 +1,58 @@
+"""The numbers that go with an answer. All are finite and none is negative, whatever happened."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from mtp_daemon.engine.stream import Stream
+
+_STREAM = ("hits", "misses", "bytes_read", "waves", "demands", "retries", "forwards")
+
+
+@dataclass
+class Clock:
+    """Marks of one answer on the monotonic clock, and the stream's counters when it began."""
+
+    stream: Stream
+
+    def __post_init__(self) -> None:
+        self.began = time.perf_counter()
+        self.prefilled: float | None = None
+        self.first: float | None = None
+        self._before = {name: getattr(self.stream.stats, name) for name in _STREAM}
+        self._wait_s = self.stream.stats.wait_s
+
+    def prefill_ended(self) -> None:
+        self.prefilled = time.perf_counter()
+
+    def token(self) -> None:
+        """A run was committed."""
+        if self.first is None:
+            self.first = time.perf_counter()
+
+    def numbers(self, decoded: dict[str, Any], answer_tokens: int, delivered: int) -> dict[str, Any]:
+        """`decoded` is `Decoder.stats()`; of its committed tokens `dropped` are not in the answer: they came after
+
+        its end, or are a stop string. `tok_per_s` counts from the end of prefill. `delivered`: tokens of the answer
+        that an engine before this one had sent.
+        """
+        now = time.perf_counter()
+        seconds = decoded.pop("seconds", {})
+        decode_s = now - self.prefilled if self.prefilled is not None else 0.0
+        committed = decoded.get("committed", 0)
+        after = {name: getattr(self.stream.stats, name) - before for name, before in self._before.items()}
+        numbers = {
+            **decoded,
+            **after,
+            **{f"{name}_s": value for name, value in seconds.items() if name not in ("stall", "total")},
+            "stall_s": self.stream.stats.wait_s - self._wait_s,
+            "ttft_s": (self.first if self.first is not None else now) - self.began,
+            "prefill_s": (self.prefilled if self.prefilled is not None else now) - self.began,
+            "decode_s": decode_s,
+            "total_s": now - self.began,
+            "tok_per_s": committed / decode_s if decode_s > 0 else 0.0,
+            "dropped": max(0, committed + delivered - answer_tokens),
+        }
+        if "offered_by_position" in numbers:
+            numbers["drafted_by_position"] = numbers.pop("offered_by_position")
+        return numbers
