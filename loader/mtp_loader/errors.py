@@ -7,6 +7,7 @@
     │   └── BadRequest         an option's value
     ├── EnvironmentFailure     the machine's files, disk or memory
     │   ├── DamagedCheckpoint  a file is cut, changed, missing, or lies about itself
+    │   ├── ReadFailed         an expert's bytes could not be read, or are not what they should be
     │   └── DiskFull
     └── LoaderBug              ours: a broken assumption
 
@@ -50,6 +51,10 @@ class DamagedCheckpoint(EnvironmentFailure):
     def __init__(self, file: Path | str, text: str) -> None:
         super().__init__(f"{file}: {text}")
         self.file = Path(file)
+
+
+class ReadFailed(EnvironmentFailure):
+    """One expert could not be read; the text names the file and the offset. Others go on."""
 
 
 class DiskFull(EnvironmentFailure):
