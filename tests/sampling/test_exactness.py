@@ -73,6 +73,16 @@ def test_unseeded_draws_follow_the_targets_law(settings: dict[str, object], draf
     assert p > CHANCE
 
 
+def test_a_draft_that_its_law_cannot_draw_is_passed_over() -> None:
+    """rescue, tree: with top_k 3 a fifth candidate is no draw of the head's, though the target may well draw it."""
+    sampling = sampling_of({"top_k": 3})
+    head = law_of(HEAD, sampling)
+    tokens = drafted(head, 19, 5)
+    every = mx.broadcast_to(head, (DRAWS, len(HEAD)))
+    trials = [Trial(tokens[:, turn], every, mx.ones((DRAWS,), dtype=mx.bool_)) for turn in range(5)]
+    assert chi_square_p(counted(rejection_draws(sampling, trials)), exact_law(TARGET, HISTORY, sampling)) > CHANCE
+
+
 def test_unseeded_draws_with_drafts_chosen_without_chance() -> None:
     """A scripted drafter, or the head's best two tokens: all of the draft's law lies on one token."""
     sampling = sampling_of({})
