@@ -134,7 +134,7 @@ def make_original_qwen3_next(directory: Path, *, seed: int = 0, head: Head | Non
 
 def _lively(name: str, value: mx.array) -> mx.array:
     """Norms become 1 + k / 64 (exact in bf16 and under the original's shift by one), constants become random."""
-    if name.endswith("norm.weight"):
+    if "norm" in f".{name}".rsplit(".", 2)[1]:
         return 1 + mx.random.randint(-8, 9, value.shape).astype(mx.float32) / 64
     if value.size > 1 and bool(mx.all(value == value.reshape(-1)[0])):
         return value + mx.random.normal(value.shape) * 0.1

@@ -16,6 +16,7 @@ from mtp_protocol.geometry import Plane, Quantisation
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_KS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+_MAX_DEPTH = 10_000  # mlx-lm would build a module for each that a hostile config claims
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ def trunk_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 def depth_of(checkpoint: Checkpoint) -> int:
     """The number of decoder layers of the trunk."""
     depth = checkpoint.size("num_hidden_layers")
-    if depth is None or depth < 1:
-        raise DamagedCheckpoint(checkpoint.path / "config.json", "does not say num_hidden_layers")
+    if depth is None or not 0 < depth <= _MAX_DEPTH:
+        raise DamagedCheckpoint(checkpoint.path / "config.json", f"has no num_hidden_layers from 1 to {_MAX_DEPTH}")
     return depth
 
 

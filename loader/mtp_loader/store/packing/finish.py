@@ -26,7 +26,7 @@ def finish(
     files = [*files, *_copy_small(prepared, partial)]
     checksums = {p.layer.layer: parts[f"layer {p.layer.layer}"] for p in prepared.plans}
     index = _index(prepared, files, checksums)
-    (partial / INDEX).write_text(json.dumps(index, indent=1))
+    (partial / INDEX).write_text(json.dumps(index) + "\n")
     for entry in partial.iterdir():
         _sync(entry)
     (partial / JOURNAL).unlink()

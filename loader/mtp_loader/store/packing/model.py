@@ -82,7 +82,7 @@ def reference_of(checkpoint: Checkpoint) -> Reference:
     try:
         model_class, arguments = _get_classes(config)
         model: Module = model_class(arguments.from_dict(config))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise NotStreamable(
             f"mlx-lm cannot build a {checkpoint.model_type!r} model from this config: {error}"
         ) from error

@@ -51,6 +51,7 @@ def prepare(source: Path, settings: PackSettings) -> Prepared:
     found = head_of(checkpoint, settings.head)
     if settings.head is not None and isinstance(found, HeadMissing):
         raise BadRequest(found.why)
+    trunk_experts(checkpoint)  # refuses what cannot be streamed before mlx-lm builds the model
     reference = reference_of(checkpoint)
     widen = _widen(settings)
     plans = _plans(checkpoint, found, reference, settings.quantise, widen)
