@@ -2,6 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
+
 from support.slot_machine import SlotMachine
 
 

@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.slot_model import SlotWorld, tiny_geometry
 
-from mtp_protocol.expert_messages import Filled, Need, Released
+from mtp_protocol.expert_messages import Filled, Need
+from support.slot_model import SlotWorld, tiny_geometry
 
 LAYERS, EXPERTS, TOP_K = 3, 4, 2
 ALL = LAYERS * EXPERTS

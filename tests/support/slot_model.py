@@ -1,4 +1,4 @@
-"""A model engine, model readers and a model pool around a real slot table: what the slot rules promise, checked at once.
+"""A model engine, model readers and a model pool around a real slot table: what the slot rules promise, checked.
 
 The engine holds slots, builds waves, runs graphs, answers recalls late and dies; its messages and the loader's cross.
 Every byte is modelled as the key that a slot holds, so reading a slot that changed under the engine is seen at once.
@@ -103,6 +103,8 @@ class SlotWorld:
                         self.resized = effect.slots
                         assert all(self.table.banks[0].slots.state[s] == State.RETIRED for s in self.tail())
                     case Recall() | Filled() | FillFailed():
+                        held = self.table.banks[0].holds
+                        assert not (isinstance(effect, Recall) and held.keys() & set(effect.slots)), "a held slot went"
                         self.to_engine.append(effect)
         else:
             raise AssertionError("the table asks for ever")
