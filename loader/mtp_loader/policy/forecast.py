@@ -19,6 +19,7 @@ _FLOORS = np.array([0.01, 0.01, 0.01, 1.0, 0.02])[:, None]
 _OLDEST = 200.0
 _MEMORY = 256
 _SHARPNESS = 4.0
+_AFTER = np.array([1.0, 0.5, 0.25, 0.125], dtype=np.float32)
 _RATE = 0.05
 _STEEPEST = 10.0
 _PHASE = 1.0
@@ -40,7 +41,8 @@ class _Layer:
         self.chance = np.zeros(0)
         self.score = np.zeros(0)
         self.absent = np.zeros(0)
-        self.memory = np.zeros((_MEMORY, 0), dtype=np.float32)
+        self.memory = np.zeros((2 * _MEMORY, 0), dtype=np.float32)  # rows in order of time, moved down when full
+        self.filled = 0
 
     def widen(self, expert: int) -> None:
         """Room for `expert`: columns grow in powers of two, so that what a model has need not be told."""
@@ -84,18 +86,22 @@ class _Layer:
         self.score = score
 
     def _followers(self, experts: Experts) -> NDArray[Any] | float:
-        """Who was asked for right after visits that looked like this one: kernel regression over the last 256."""
-        at, known = (self.visits - 1) % _MEMORY, min(self.visits, _MEMORY)
-        self.memory[at] = 0.0
-        self.memory[at, experts] = 1.0
-        if known < 3:
+        """Who was asked for within four visits after one that looked like this: kernel regression over the last 256."""
+        if self.filled == len(self.memory):
+            self.memory[:_MEMORY] = self.memory[-_MEMORY:]
+            self.filled = _MEMORY
+        newest = self.memory[self.filled]
+        newest[:] = 0.0
+        newest[experts] = 1.0
+        self.filled += 1
+        seen = self.memory[max(self.filled - _MEMORY, 0) : self.filled]
+        if len(seen) < 3:
             return 0.0
-        seen = self.memory[:known]
-        # Row i was followed by row i + 1; the newest row has no follower yet, so its likeness counts for nothing.
-        alike = np.exp((seen @ seen[at]) * np.float32(_SHARPNESS / len(experts)))
-        alike[at] = 0.0
-        followed = np.roll(alike, 1)
-        followed *= np.float32(1.0) / alike.sum()
+        alike = np.exp((seen[:-1] @ newest) * np.float32(_SHARPNESS / len(experts)))
+        followed = np.zeros(len(seen), dtype=np.float32)
+        for after, worth in enumerate(_AFTER[: len(alike)], 1):
+            followed[after:] += alike[: len(seen) - after] * worth
+        followed *= np.float32(1.0) / followed.sum()
         followers: NDArray[Any] = followed @ seen
         return followers
 
