@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from _pytest.outcomes import Failed
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from mtp_daemon.engine.errors import EngineBug
 from mtp_daemon.engine.residency import ABSENT, Residency
@@ -27,9 +28,11 @@ pick = st.integers(0, 1 << 16)
 class ResidencyMachine(RuleBasedStateMachine):
     """`told` is the truth: (bank, slot) to expert; `recalled` the open recalls; `graphs` what unfinished ones read."""
 
+    of: type[Residency] = Residency
+
     def __init__(self) -> None:
         super().__init__()
-        self.residency = Residency(GEOMETRY, LAYOUT)
+        self.residency = self.of(GEOMETRY, LAYOUT)
         self.told: dict[tuple[int, int], tuple[int, int]] = {}
         self.recalled: set[tuple[int, int]] = set()
         self.graphs: list[tuple[int, set[tuple[int, int]]]] = []
@@ -38,26 +41,22 @@ class ResidencyMachine(RuleBasedStateMachine):
     def read_now(self) -> set[tuple[int, int]]:
         return set().union(*(slots for _, slots in self.graphs))
 
-    @rule(a=pick, b=pick)
-    def fill(self, a: int, b: int) -> None:
+    @rule(a=pick, count=st.integers(1, 8))
+    def fill(self, a: int, count: int) -> None:
         """The loader fills only slots that are free on its side: neither told nor awaiting release."""
-        absent = [k for k in KEYS if k not in self.told.values()]
-        if not absent:
-            return
-        layer, expert = absent[a % len(absent)]
-        free = [s for s in range(SLOTS[BANK[layer]]) if (BANK[layer], s) not in self.told]
-        if not free:
-            return
-        slot = free[b % len(free)]
-        assert (BANK[layer], slot) not in self.read_now(), "a slot is written while a graph reads it"
-        self.residency.fill([Resident(layer, expert, slot)])
-        self.told[BANK[layer], slot] = (layer, expert)
+        for layer, expert in [*KEYS[a % len(KEYS) :], *KEYS[: a % len(KEYS)]][:count]:
+            free = [s for s in range(SLOTS[BANK[layer]]) if (BANK[layer], s) not in self.told]
+            if (layer, expert) in self.told.values() or not free:
+                continue
+            slot = free[a % len(free)]
+            assert (BANK[layer], slot) not in self.read_now(), "a slot is written while a graph reads it"
+            self.residency.fill([Resident(layer, expert, slot)])
+            self.told[BANK[layer], slot] = (layer, expert)
 
+    @precondition(lambda self: self.told)
     @rule(a=pick, b=pick)
     def fill_an_occupied_slot(self, a: int, b: int) -> None:
         """The loader breaking rule 2, or telling an expert twice, is noticed and changes nothing."""
-        if not self.told:
-            return
         (bank, slot), key = sorted(self.told.items())[a % len(self.told)]
         others = [k for k in KEYS if BANK[k[0]] == bank and k not in self.told.values()]
         if others:
@@ -68,31 +67,32 @@ class ResidencyMachine(RuleBasedStateMachine):
             with pytest.raises(EngineBug):
                 self.residency.fill([Resident(*key, free[b % len(free)])])
 
-    @rule(a=pick, b=pick)
-    def recall(self, a: int, b: int) -> None:
-        bank = a % len(SLOTS)
-        slots = [s for s in range(SLOTS[bank]) if b >> s & 1]
-        unknown = self.residency.recall(bank, slots)
-        assert unknown == [s for s in slots if (bank, s) not in self.told]
-        self.recalled |= {(bank, s) for s in slots if (bank, s) in self.told}
+    @precondition(lambda self: self.told)
+    @rule(a=pick, unknown=st.booleans())
+    def recall(self, a: int, unknown: bool) -> None:
+        (bank, slot), _ = sorted(self.told.items())[a % len(self.told)]
+        others = [s for s in range(SLOTS[bank]) if (bank, s) not in self.told][: int(unknown)]
+        assert self.residency.recall(bank, [slot, *others]) == others
+        self.recalled.add((bank, slot))
 
+    @precondition(lambda self: self.told)
     @rule(a=pick, b=pick)
     def read(self, a: int, b: int) -> None:
         """A graph over some resident experts of a layer, recalled ones too: they are there until they are released."""
-        layer = LAYERS[a % len(LAYERS)].layer
-        here = {k: s for s, k in self.told.items() if k[0] == layer}
-        chosen = [k for i, k in enumerate(sorted(here)) if b >> i & 1]
-        if not chosen:
-            return
+        layer = sorted(self.told.items())[a % len(self.told)][1][0]
+        here = sorted(k for k in self.told.values() if k[0] == layer)
+        chosen = [k for i, k in enumerate(here) if b >> i & 1] or here
         table = self.residency.table(layer)
         slots = table[np.array([e for _, e in chosen])]
         self.residency.read(layer, slots)
         self.graphs.append((self.residency.mark, {(BANK[layer], int(s)) for s in slots}))
 
-    @rule(a=pick)
-    def mark(self, a: int) -> None:
+    @precondition(lambda self: self.graphs)
+    @rule()
+    def mark(self) -> None:
         self.residency.next_mark()
 
+    @precondition(lambda self: self.graphs)
     @rule()
     def finish_all(self) -> None:
         self.residency.finished()
@@ -105,6 +105,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.residency.finished(before=mark)
         self.graphs = [g for g in self.graphs if g[0] >= mark]
 
+    @precondition(lambda self: self.recalled)
     @rule()
     def release(self) -> None:
         """What is given up is what was asked for and is not read: all of it, and nothing else."""
@@ -114,6 +115,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         for place in given:
             del self.told[place]
 
+    @precondition(lambda self: self.told)
     @rule()
     def drop(self) -> None:
         if self.read_now():
@@ -148,7 +150,78 @@ class ResidencyMachine(RuleBasedStateMachine):
 
 
 TestResidency = ResidencyMachine.TestCase
-TestResidency.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestResidency.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class GivesUpWhatIsRead(Residency):
+    def release(self) -> list[tuple[int, tuple[int, ...]]]:
+        reading, self._reading = self._reading, [np.zeros_like(r) for r in self._reading]
+        given = super().release()
+        self._reading = reading
+        return given
+
+
+class KeepsWhatItGaveUp(Residency):
+    def release(self) -> list[tuple[int, tuple[int, ...]]]:
+        tables = {k: t.copy() for k, t in self._tables.items()}
+        given = super().release()
+        for layer, table in tables.items():
+            self._tables[layer][:] = table
+        return given
+
+
+class GivesUpNothingTwice(Residency):
+    def release(self) -> list[tuple[int, tuple[int, ...]]]:
+        return super().release()[:1]
+
+
+class EndsNewerGraphsToo(Residency):
+    def finished(self, before: int | None = None) -> None:
+        super().finished()
+
+
+class TakesRecalledForUsable(Residency):
+    def whole(self, layer: int) -> bool:
+        return bool((self._tables[layer] != ABSENT).all())
+
+
+class OverwritesSlots(Residency):
+    def fill(self, experts: Iterable[Resident]) -> None:
+        for told in experts:
+            self._owner[self.bank_of[told.layer]].pop(told.slot, None)
+            super().fill([told])
+
+
+class TakesAnExpertTwice(Residency):
+    def fill(self, experts: Iterable[Resident]) -> None:
+        for told in experts:
+            self._tables[told.layer][told.expert] = ABSENT
+            super().fill([told])
+
+
+class DropsUnderAGraph(Residency):
+    def drop(self) -> None:
+        self.finished()
+        super().drop()
+
+
+class ForgetsVersions(Residency):
+    def release(self) -> list[tuple[int, tuple[int, ...]]]:
+        versions = dict(self.versions)
+        given = super().release()
+        self.versions = versions
+        return given
+
+
+@pytest.mark.parametrize("mutant", [m for m in Residency.__subclasses__() if m.__module__ == __name__])
+def test_every_guard_taken_out_is_caught(mutant: type[Residency]) -> None:
+    """The machine is no judge unless it sees each of these faults."""
+    machine = type("Mutated", (ResidencyMachine,), {"of": mutant})
+    phases = (Phase.generate,)
+    with pytest.raises((AssertionError, EngineBug, KeyError, Failed)):
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            machine, settings=settings(max_examples=400, stateful_step_count=30, deadline=None, phases=phases)
+        )
 
 
 def _fill(residency: Residency, told: Iterable[tuple[int, int, int]]) -> None:

@@ -130,11 +130,11 @@ class Residency:
 
     def drop(self) -> None:
         """Forget everything: a new loader owns the slots. Raises EngineBug while a graph reads any."""
-        for bank, reading in enumerate(self._reading):
-            if reading.any():
-                raise EngineBug(f"the map was dropped while a graph reads bank {bank}")
-            self._owner[bank].clear()
-            self._recalled[bank].clear()
+        if any(reading.any() for reading in self._reading):
+            raise EngineBug("the map was dropped while a graph reads slots of it")
+        for owner, recalled in zip(self._owner, self._recalled, strict=True):
+            owner.clear()
+            recalled.clear()
         for layer, table in self._tables.items():
             table.fill(ABSENT)
             self.versions[layer] += 1
