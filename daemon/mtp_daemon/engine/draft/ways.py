@@ -56,7 +56,7 @@ class HeadDrafter:
 def make_drafter(way: str, *, tau: float, width: int) -> Drafter:
     """The drafter called `way`; `tau` for the adaptive ones, `width` paths for a tree."""
     match way:
-        case "chain":
+        case "chain" | "off":  # off: a round of depth 0 asks no drafter
             return HeadDrafter()
         case "adaptive":
             return HeadDrafter(tau=tau)
