@@ -89,9 +89,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         prompt = sys.stdin.buffer.read().decode() if args.prompt == "-" else args.prompt
+        # An argument that is not UTF-8 reaches us as lone surrogates, which no message can carry.
+        "".join([prompt, args.system or "", *args.stop]).encode()
         sampling = _sampling(args)
-    except UnicodeDecodeError as error:
-        parser.error(f"standard input is not UTF-8 text: {error}")
+    except UnicodeError as error:
+        parser.error(f"the prompt is not UTF-8 text: {error}")
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:

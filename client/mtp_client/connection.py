@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 
 import zmq
@@ -44,6 +45,8 @@ class Connection:
         self._poller.register(self._gone, zmq.POLLIN)
         self._silent_s = 0.0
         self._socket.connect(address)
+        # `Client().generate(…)` leaves nobody to close the connection but the garbage collector.
+        self._finish = weakref.finalize(self, _close, self._socket, self._gone, self._context)
 
     @property
     def closed(self) -> bool:
@@ -87,12 +90,7 @@ class Connection:
             return None
 
     def close(self) -> None:
-        if self.closed:
-            return
-        self._socket.disable_monitor()
-        self._gone.close()
-        self._socket.close()
-        self._context.term()
+        self._finish()
 
     @staticmethod
     def _decode(data: bytes) -> ToClient:
@@ -100,6 +98,13 @@ class Connection:
             return to_client.decode(data)
         except ProtocolError as error:
             raise ServiceBug("protocol", f"the service sent what is no message: {error}") from error
+
+
+def _close(front: "zmq.Socket[bytes]", gone: "zmq.Socket[bytes]", context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    front.disable_monitor()
+    gone.close()
+    front.close()
+    context.term()
 
 
 def _probe(run_directory: Path, path: str) -> None:

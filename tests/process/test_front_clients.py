@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import msgpack
 import psutil
@@ -16,6 +17,13 @@ from mtp_protocol import client_messages as c
 from mtp_protocol.run_directory import client_address
 from support.fake_children import answer
 from support.front_process import DEADLINE_S, FrontProcess, until
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[FrontProcess]:
+    """One front for the tests that leave it as they found it."""
+    with FrontProcess(max_prompt_bytes=2000, pool="50%").wait_ready() as front:
+        yield front
 
 
 class Wire:
@@ -122,9 +130,9 @@ def test_kept_request_survives_its_client() -> None:
                 list(client.attach(request, 301))
 
 
-def test_unkept_request_is_gone_for_others() -> None:
+def test_unkept_request_is_gone_for_others(shared: FrontProcess) -> None:
     """Attach and Cancel of an unknown id are refused as gone; ids cannot be guessed."""
-    with FrontProcess().wait_ready() as front, front.client() as client:
+    with shared.client() as client:
         with pytest.raises(RequestRefused, match="no such request"):
             client.cancel(bytes(16))
         with pytest.raises(RequestRefused, match="no such request"):
@@ -159,34 +167,35 @@ def test_stopped_client_does_not_stop_others() -> None:
         msgpack.packb([1, 0, "Submit", {"ref": 1, "sampling": {"temperature": -1.0}, "prompt": "x"}]),
     ],
 )
-def test_bad_bytes_are_answered(body: bytes) -> None:
+def test_bad_bytes_are_answered(shared: FrontProcess, body: bytes) -> None:
     """A bad tag, type, version or value is answered as a protocol error and counted; the service goes on."""
-    with FrontProcess().wait_ready() as front, Wire(front) as wire:
+    before = shared.status()["bad_messages"]
+    with Wire(shared) as wire:
         wire.socket.send(body)
         message = wire.hear()
         assert isinstance(message, c.Failed) and message.kind == "protocol"
         wire.socket.send_multipart([b"two", b"frames"])
         assert isinstance(wire.hear(), c.Failed)
-        status = front.status()
-        assert status["bad_messages"] == 2 and status["phase"] == "serving"
+        status = shared.status()
+        assert status["bad_messages"] == before + 2 and status["phase"] == "serving"
 
 
 def test_clients_take_turns() -> None:
     """One client with many requests does not delay another's first beyond the one that runs."""
-    with FrontProcess({"engine": [{"token_every_s": 0.002}]}).wait_ready() as front:
-        with front.client() as greedy, front.client() as modest:
-            many = [greedy.generate(f"g{i}", max_tokens=30) for i in range(6)]
-            accepted = [next(a) for a in many]
-            one = modest.generate("m", max_tokens=30)
-            mine = next(one)
-            assert isinstance(mine, c.Accepted) and mine.ahead <= 2
-            assert isinstance(accepted[-1], c.Accepted) and accepted[-1].ahead >= 4
-            events = list(one)
-            assert any(isinstance(e, c.Progress) and e.phase == "queued" for e in events) or mine.ahead <= 1
-            assert front.status()["queue"]["waiting"] >= 2
-            for i, answered in enumerate(many):
-                ids = [t for e in answered if isinstance(e, c.Tokens) for t in e.ids]
-                assert ids == answer(f"g{i}", 30)
+    front = FrontProcess({"engine": [{"token_every_s": 0.002}]}).wait_ready()
+    with front, front.client() as greedy, front.client() as modest:
+        many = [greedy.generate(f"g{i}", max_tokens=30) for i in range(6)]
+        accepted = [next(a) for a in many]
+        one = modest.generate("m", max_tokens=30)
+        mine = next(one)
+        assert isinstance(mine, c.Accepted) and mine.ahead <= 2
+        assert isinstance(accepted[-1], c.Accepted) and accepted[-1].ahead >= 4
+        events = list(one)
+        assert any(isinstance(e, c.Progress) and e.phase == "queued" for e in events) or mine.ahead <= 1
+        assert front.status()["queue"]["waiting"] >= 2
+        for i, answered in enumerate(many):
+            ids = [t for e in answered if isinstance(e, c.Tokens) for t in e.ids]
+            assert ids == answer(f"g{i}", 30)
 
 
 def test_full_queue_is_refused() -> None:
@@ -215,13 +224,13 @@ def test_full_queue_is_refused() -> None:
         ({"prompt": "x", "keep_s": 1e9}, "bad_request"),
     ],
 )
-def test_bad_requests_are_refused_by_name(fields: dict[str, object], kind: str) -> None:
+def test_bad_requests_are_refused_by_name(shared: FrontProcess, fields: dict[str, object], kind: str) -> None:
     """F5 and the front's own limits: refused at once, with the field's name, before the engine is troubled."""
-    with FrontProcess(max_prompt_bytes=2000).wait_ready() as front, front.client() as client:
+    with shared.client() as client:
         with pytest.raises(RequestRefused) as refused:
             list(client.generate(**fields))  # type: ignore[arg-type]
         assert refused.value.kind == kind
-        assert front.seen("engine", 1) == ["Pool", "LoaderUp"]
+        assert shared.seen("engine", 1) == ["Pool", "LoaderUp"]
 
 
 def test_reasons_reach_the_client() -> None:
@@ -244,12 +253,12 @@ def _last(client: Client, prompt: str, n: int) -> c.Finished:
     return last
 
 
-def test_errands_to_the_loader() -> None:
+def test_errands_to_the_loader(shared: FrontProcess) -> None:
     """Pins and sizes pass through to the loader and its answer comes back; growing past the region is refused."""
-    with FrontProcess(pool="50%").wait_ready() as front, front.client() as client:
+    with shared.client() as client:
         assert client.pin(((0, 1), (1, 2))) == {"pinned": 2}
         assert client.resize("25%") == {"slots": [4]}
         with pytest.raises(RequestRefused, match="cannot grow"):
             client.resize("100%")
-        with pytest.raises(RequestRefused, match="not a size|a pool is a size"):
+        with pytest.raises(RequestRefused, match="a pool is a size"):
             client.resize("plenty")

@@ -251,7 +251,7 @@ class FakeEngine(Child):
             else:
                 self.finish("stop" if reason == "STOP@" else "length")
             return
-        ids = answer(prompt, min(end, self.position + self.step.get("run", 1)))[self.position :]
+        ids = [token_at(prompt, i) for i in range(self.position, min(end, self.position + self.step.get("run", 1)))]
         for position in range(self.position, self.position + len(ids)):
             self.at(f"token:{position}")
             if self.frozen:
