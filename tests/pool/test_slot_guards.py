@@ -28,7 +28,14 @@ def slots_being_filled_are_victims(m: pytest.MonkeyPatch) -> None:
 
 
 def a_recall_of_a_held_slot_is_supply(m: pytest.MonkeyPatch) -> None:
-    m.setattr(BankSlots, "_supply", lambda self: len(self.slots.free) + len(self.slots.recalled))
+    m.setattr(BankSlots, "_supply", lambda self: len(self.slots.free) + len(self.slots.recalled - self.slots.leaving))
+
+
+def a_recall_beyond_the_limit_is_supply(m: pytest.MonkeyPatch) -> None:
+    def supply(self: BankSlots) -> int:
+        return len(self.slots.free) + len(self.slots.recalled - self.holds.keys())
+
+    m.setattr(BankSlots, "_supply", supply)
 
 
 def the_reserve_is_kept_from_demands(m: pytest.MonkeyPatch) -> None:
@@ -187,13 +194,13 @@ def rows_beyond_the_limit_are_not_recalled(m: pytest.MonkeyPatch) -> None:
 
 
 def a_ticket_may_come_twice(m: pytest.MonkeyPatch) -> None:
-    original = SlotTable._refusal
+    original = SlotTable.refusal
 
-    def refusal(self: SlotTable, need: Any, experts: int) -> str | None:
+    def refusal(self: SlotTable, need: Any) -> str | None:
         self._last_ticket = -1
-        return original(self, need, experts)
+        return original(self, need)
 
-    m.setattr(SlotTable, "_refusal", refusal)
+    m.setattr(SlotTable, "refusal", refusal)
 
 
 def hello_keeps_the_old_tickets(m: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,12 @@ class SlotMachine(RuleBasedStateMachine):
     def engine_answers(self, slots: set[int]) -> None:
         self.world.answer_recalls(slots)
 
+    @precondition(lambda self: hasattr(self, "world") and self.world.table.open_tickets)
+    @rule()
+    def wave_expires(self) -> None:
+        self.world.table.expire(self.world.table.open_tickets[0], "too late")
+        self.world.carry_out()
+
     @precondition(lambda self: self.up() and self.world.wave and self.world.to_engine)
     @rule()
     def reply_lost(self) -> None:

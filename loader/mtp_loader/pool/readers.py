@@ -92,6 +92,19 @@ class ReaderThreads:
             self._results.clear()
         return ended
 
+    def settle(self, deadline_s: float) -> bool:
+        """Drops what has not begun and every result; false if a read is still under way after `deadline_s`."""
+        with self._ready:
+            for queue in (self._demands, self._prefetches):
+                for task in queue:
+                    task.pieces.clear()
+                    if not task.running:
+                        del self._tasks[task.place.bank, task.place.slot]
+                queue.clear()
+            ended = self._ready.wait_for(lambda: not self._tasks, deadline_s)
+            self._results.clear()
+            return ended
+
     @property
     def queued(self) -> int:
         """Experts queued or being read."""
@@ -155,7 +168,7 @@ class ReaderThreads:
                 self._ready.notify()
             if error is not None:
                 task.error = task.error or error
-                if task.pieces:
+                if task.pieces:  # a task with pieces left is still queued
                     task.pieces.clear()
                     (self._demands if task.demand else self._prefetches).remove(task)
             return task.running == 0 and not task.pieces
@@ -165,4 +178,5 @@ class ReaderThreads:
         with self._ready:
             del self._tasks[task.place.bank, task.place.slot]
             self._results.append(FillResult(task.place, task.demand, task.error, seconds))
+            self._ready.notify_all()
         self._wake()

@@ -96,7 +96,7 @@ class SlotTable:
     def need(self, need: Need) -> None:
         """A wave's misses. One that cannot be served is answered by FillFailed, never left waiting."""
         keys = sorted({key_of(need.layer, expert) for expert in need.experts})
-        if (reason := self._refusal(need, len(keys))) is not None:
+        if (reason := self.refusal(need)) is not None:
             expert = need.experts[0] if need.experts else 0
             self._effects.append(FillFailed(need.ticket, need.layer, expert, reason))
             return
@@ -128,7 +128,8 @@ class SlotTable:
             desk.counters.unasked_releases += not desk.slots.release(slot)
         self._pump()
 
-    def _refusal(self, need: Need, experts: int) -> str | None:
+    def refusal(self, need: Need) -> str | None:
+        """Why this Need cannot be served, now or ever; None when it can."""
         layer = self._layers.get(need.layer)
         if need.ticket <= self._last_ticket:
             return f"ticket {need.ticket} is not above the last one, {self._last_ticket}"
@@ -139,9 +140,9 @@ class SlotTable:
         bank = self.banks[layer.bank]
         if any(not 0 <= slot < len(bank.slots.state) for slot in need.held_slots):
             return f"bank {bank.bank} has slots 0 to {len(bank.slots.state) - 1}"
-        if not bank.fits(experts, set(need.held_slots)):
-            held = len(set(need.held_slots))
-            return f"a wave of {experts} experts beside {held} held slots does not fit {bank.slots.limit} slots"
+        experts, held = len(set(need.experts)), set(need.held_slots)
+        if not bank.fits(experts, held):
+            return f"a wave of {experts} experts beside {len(held)} held slots does not fit {bank.slots.limit} slots"
         return None
 
     # -- fills -----------------------------------------------------------------------------------------------------
@@ -213,6 +214,20 @@ class SlotTable:
         effects = list(self._effects)
         self._effects.clear()
         return effects
+
+    def bank_of(self, layer: int) -> BankSlots | None:
+        """The bank of a MoE layer; None for another number."""
+        found = self._layers.get(layer)
+        return None if found is None else self.banks[found.bank]
+
+    def keys_of(self, layer: int, slots: Iterable[int]) -> list[int]:
+        """What is in these slots of the layer's bank, free ones left out."""
+        keys = self.banks[self._layers[layer].bank].slots.key
+        return [keys[slot] for slot in slots if keys[slot] >= 0]
+
+    @property
+    def prefetches_under_way(self) -> int:
+        return sum(not fill.demand for bank in self.banks for fill in bank.fills.values())
 
     @property
     def open_tickets(self) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""The loader's process: sockets, the slot table, reader threads, and what it tells front and engine."""

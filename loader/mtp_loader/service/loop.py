@@ -1,0 +1,182 @@
+"""The loader's main thread: one poller over both sockets and the wake-up descriptor, and a beat each second."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any, assert_never
+
+import zmq
+
+from mtp_loader.pool.expert_reader import ExpertReader
+from mtp_loader.pool.readers import ReaderThreads
+from mtp_loader.pool.region import PoolRegion
+from mtp_loader.service.lifeline import Lifeline, Wake
+from mtp_loader.service.pool_service import PoolService
+from mtp_loader.service.settings import LoaderSettings
+from mtp_loader.service.sockets import ExpertSocket, FrontSocket
+from mtp_loader.service.stats import facts, statistics
+from mtp_protocol.errors import ProtocolError
+from mtp_protocol.geometry import PoolLayout
+from mtp_protocol.loader_messages import (
+    Beat,
+    EngineDead,
+    EngineUp,
+    Failed,
+    Pin,
+    Pinned,
+    Pool,
+    Ready,
+    Resize,
+    Resized,
+    Stats,
+    StatsRequest,
+    Stop,
+    ToLoader,
+)
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+_FILE_CHECK_BEATS = 5
+_BATCH = 64  # engine messages a turn, so that the front is heard too
+
+
+class LoaderLoop:
+    """Owns the experts' socket, the reader threads and the pool service."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        front: FrontSocket,
+        lifeline: Lifeline,
+        wake: Wake,
+        reader: ExpertReader,
+        settings: LoaderSettings,
+        directory: Path,
+        epoch: int,
+    ) -> None:
+        self._front, self._lifeline, self._wake = front, lifeline, wake
+        self._reader, self._settings = reader, settings
+        self._experts = ExpertSocket(context, directory, epoch)
+        self._threads = ReaderThreads(reader, settings.threads, wake)
+        self._service = PoolService(reader.source.geometry, settings, self._threads, self._experts.send)
+        self._service.on_resized = self._resized
+        self._layout: PoolLayout | None = None  # announced; its region may still be on its way
+        self._resize_ref = 0
+        self._dead = -1  # engines up to this epoch are dead
+        self._beats = 0
+        self._next_beat = time.monotonic()
+        self._stop_at: float | None = None
+        self._poller = zmq.Poller()
+        for source in (front.socket, self._experts.socket, wake.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Until told to stop and nothing is waited for any more, or the deadline has passed."""
+        while not self._finished():
+            self._poller.poll(max(0, int((self._next_beat - time.monotonic()) * 1000) + 1))
+            self._wake.clear()
+            self._service.on_results()
+            self._hear_front()
+            self._map_region()
+            self._hear_engine()
+            if time.monotonic() >= self._next_beat:
+                self._beat()
+
+    def stop(self, deadline_s: float) -> None:
+        """What is being read and asked for is finished, as far as the deadline allows. May be called by a signal."""
+        until = time.monotonic() + deadline_s
+        self._stop_at = until if self._stop_at is None else min(self._stop_at, until)
+
+    def close(self) -> bool:
+        """False if a reader thread is stuck."""
+        self._experts.close()
+        return self._threads.stop(deadline_s=1.0)
+
+    def _finished(self) -> bool:
+        if self._stop_at is None:
+            return False
+        return time.monotonic() >= self._stop_at or not (self._service.open and self._service.table.open_tickets)
+
+    # -- the front -------------------------------------------------------------------------------------------------
+
+    def _hear_front(self) -> None:
+        for message in self._front.receive():
+            if isinstance(message, ProtocolError):
+                log.warning("a message of the front's is none: %s", message)
+                self._front.send(Failed("bad_request", str(message)))
+            else:
+                self._obey(message)
+
+    def _obey(self, message: ToLoader) -> None:
+        match message:
+            case Pool(layout):
+                self._layout = layout
+            case EngineUp(epoch, _pid):
+                self._service.engine_up(epoch)
+            case EngineDead(epoch):
+                self._dead = max(self._dead, epoch)
+                if epoch == self._service.engine:
+                    self._experts.forget_peer()
+                self._service.engine_dead(epoch)
+            case Stop(deadline_s):
+                self.stop(deadline_s)
+            case StatsRequest(ref):
+                stats = statistics(self._service, self._reader, self._settings.threads, self._front, self._experts)
+                self._front.send(Stats(ref, stats))
+            case Pin(ref, experts):
+                if self._ready_for(ref):
+                    self._front.send(Pinned(ref, self._service.pin(experts)))
+            case Resize(ref, slots):
+                if self._ready_for(ref):
+                    self._resize(ref, slots)
+            case _:
+                assert_never(message)
+
+    def _ready_for(self, ref: int) -> bool:
+        if not self._service.open:
+            self._front.send(Failed("environment", "the loader has no pool yet", ref))
+        return self._service.open
+
+    def _resize(self, ref: int, slots: tuple[int, ...]) -> None:
+        self._resize_ref = ref
+        if (reason := self._service.resize(slots)) is not None:
+            self._front.send(Failed("bad_request", reason, ref))
+
+    def _resized(self, limits: tuple[int, ...]) -> None:
+        self._front.send(Resized(self._resize_ref, limits))
+
+    def _map_region(self) -> None:
+        """Maps a region once both its descriptor and its layout are here."""
+        while self._lifeline.regions and self._layout is not None:
+            generation, nbytes, fd = self._lifeline.regions[0]
+            if generation != self._layout.generation:
+                if generation > self._layout.generation:
+                    return
+                log.warning("region %d was replaced before it was used", generation)
+                self._lifeline.take()
+                continue
+            self._service.open_pool(PoolRegion(fd, nbytes, self._reader.source.geometry, self._layout))
+            self._lifeline.take()
+            self._layout = None
+            self._front.send(Ready(self._experts.address))
+
+    # -- the engine and the clock ----------------------------------------------------------------------------------
+
+    def _hear_engine(self) -> None:
+        for _ in range(_BATCH):
+            message = self._experts.receive(self._service.engine if self._service.open else None, self._dead)
+            if message is None:
+                return
+            self._service.on_engine(message)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        self._next_beat = max(self._next_beat + BEAT_S, now)
+        self._beats += 1
+        self._service.tick()
+        self._front.send(Beat(facts(self._service)))
+        if self._beats % _FILE_CHECK_BEATS == 0:
+            for file in self._reader.files:
+                if (change := file.change()) is not None:
+                    log.warning("%s", change)

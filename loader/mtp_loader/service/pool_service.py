@@ -1,0 +1,263 @@
+"""The loader without its sockets: engine and front in, effects out. One thread calls it.
+
+Needs go to the ledger (what the policy is told), then to the slot table (what is to be done about them); the table's
+effects are carried out by the reader threads and by `send`, the way to the engine.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from mtp_loader.errors import LoaderBug
+from mtp_loader.policy.interface import Event
+from mtp_loader.policy.registry import make_policy
+from mtp_loader.pool.effects import CancelFill, EngineMessage, Evicted, PromoteFill, ResizeDone, StartFill
+from mtp_loader.pool.expert_reader import Place
+from mtp_loader.pool.readers import FillResult, ReaderThreads
+from mtp_loader.pool.region import PoolRegion
+from mtp_loader.pool.slots import SlotTable
+from mtp_loader.service.hints import HintPrefetch
+from mtp_loader.service.ledger import RequestLedger, Weighing, weighed_events
+from mtp_loader.service.settings import LoaderSettings
+from mtp_protocol.expert_messages import Bye, Filled, FillFailed, Hello, Hint, Need, Recall, Released, ToLoader, Used
+from mtp_protocol.expert_messages import Welcome as EngineWelcome
+from mtp_protocol.geometry import Geometry
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[EngineMessage | EngineWelcome], None]
+PREFETCH_DEPTH = 4  # prefetches under way at a time
+
+
+class PoolService:
+    """Owns the slot table, the policies and the ledger; drives the readers."""
+
+    def __init__(self, geometry: Geometry, settings: LoaderSettings, readers: ReaderThreads, send: Send) -> None:
+        self.geometry, self._settings, self._readers, self._send = geometry, settings, readers, send
+        self.ledger = RequestLedger()
+        self.bytes_read = 0
+        self.read_s = 0.0
+        self.failures = 0
+        self.disagreements = 0  # forwards whose hits and misses the engine counts otherwise
+        self.on_resized: Callable[[tuple[int, ...]], None] = lambda limits: None
+        self.on_used: Callable[[Used], None] = lambda used: None
+        self._region: PoolRegion | None = None
+        self._table: SlotTable | None = None
+        self._engine: int | None = None
+        self._deadlines: dict[int, float] = {}
+        self._requests_before = 0
+        self._checked_at = -1
+        self._hints = HintPrefetch(geometry, lambda: self.table, PREFETCH_DEPTH) if settings.prefetch != "off" else None
+
+    @property
+    def table(self) -> SlotTable:
+        if self._table is None:
+            raise LoaderBug("there is no pool yet")
+        return self._table
+
+    @property
+    def region(self) -> PoolRegion:
+        if self._region is None:
+            raise LoaderBug("there is no pool yet")
+        return self._region
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a pool."""
+        return self._table is not None
+
+    def open_pool(self, region: PoolRegion) -> None:
+        """Uses this region from now on; the one before is left once nothing writes to it any more."""
+        old = self._region
+        if old is not None and not self._readers.settle(deadline_s=30.0):
+            raise LoaderBug("reads into the old pool do not end")
+        s = self._settings
+        self._region = region
+        self._table = SlotTable(
+            self.geometry,
+            region.layout,
+            [make_policy(s.policy) for _ in self.geometry.banks],
+            reserve=s.reserve,
+            pin_share=s.pin_share,
+        )
+        if self._engine is not None:
+            self._table.engine_up(self._engine)
+        self.ledger = RequestLedger()
+        self.bytes_read = self._requests_before = 0
+        if old is not None:
+            old.close()
+
+    # -- the engine ------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> int | None:
+        """The epoch of the engine that is heard: the live one, once its predecessor is reported dead."""
+        return self._engine if self._table is None else self._table.engine
+
+    def engine_up(self, epoch: int) -> None:
+        self._engine = epoch
+        if self._table is not None:
+            self._table.engine_up(epoch)
+
+    def engine_dead(self, epoch: int) -> None:
+        self._engine = None if self._engine == epoch else self._engine
+        self.ledger.abandon()
+        if self._table is not None:
+            self._table.engine_dead(epoch)
+            self.carry_out()
+
+    def on_engine(self, message: ToLoader) -> None:
+        """One message of the live engine."""
+        match message:
+            case Hello():
+                self._hello(message)
+            case Need():
+                self._need(message)
+            case Released(bank, slots):
+                self.table.released(bank, slots)
+            case Hint():
+                if self._hints is not None:
+                    self._hints.on_hint(message)
+            case Used():
+                self._used(message)
+            case Bye():
+                self.ledger.abandon()
+                self.table.bye()
+        self.carry_out()
+
+    def _hello(self, hello: Hello) -> None:
+        ours = self.geometry.fingerprint, self.region.layout.generation
+        if (hello.fingerprint, hello.generation) != ours:
+            log.error("an engine greets with another model or pool: %s, not %s", hello, ours)
+            return
+        self.ledger.abandon()
+        self._send(EngineWelcome(self.table.hello(), self.region.layout.generation))
+
+    def _need(self, need: Need) -> None:
+        for layer, experts in need.passed:
+            self._record(self.ledger.passed(layer, experts, need.tokens))
+            if self._hints is not None:
+                self._hints.on_layer(layer, experts)
+        if self.table.refusal(need) is None:
+            held = self.table.keys_of(need.layer, need.held_slots)
+            self._record(self.ledger.need(need.layer, held, need.experts, need.tokens))
+            self._deadlines[need.ticket] = time.monotonic() + self._settings.demand_limit_s
+        if self._hints is not None:
+            self._hints.on_layer(need.layer, need.experts)
+        self.table.need(need)
+
+    def _used(self, used: Used) -> None:
+        for event in self.ledger.used(used):
+            self._record(event)
+        self.disagreements += self.ledger.requests - self._requests_before != used.hits + used.misses
+        self._requests_before = self.ledger.requests
+        if any(isinstance(bank.policy, Weighing) for bank in self.table.banks):
+            for event in weighed_events(used):
+                if (bank := self.table.bank_of(event.layer)) is not None and isinstance(bank.policy, Weighing):
+                    bank.policy.weigh(event)
+        if self._hints is not None:
+            self._hints.on_forward_end()
+        self.on_used(used)
+
+    def _record(self, event: Event | None) -> None:
+        if event is not None and (bank := self.table.bank_of(event.layer)) is not None:
+            bank.policy.record(event)
+
+    # -- the front -------------------------------------------------------------------------------------------------
+
+    def pin(self, experts: tuple[tuple[int, int], ...]) -> int:
+        """Holds exactly these experts, as far as the pins' share goes; returns how many."""
+        pinned = self.table.pin(experts)
+        self.carry_out()
+        return pinned
+
+    def resize(self, limits: tuple[int, ...]) -> str | None:
+        """Why not, or None: `on_resized` is called when it is done."""
+        reason = self.table.resize(limits)
+        self.carry_out()
+        return reason
+
+    # -- reads -----------------------------------------------------------------------------------------------------
+
+    def on_results(self) -> None:
+        """Reads have ended."""
+        for result in self._readers.results():
+            self._ended(result)
+        if self._hints is not None and self.open:
+            self._hints.pump()
+        if self.open:
+            self.carry_out()
+
+    def _ended(self, result: FillResult) -> None:
+        place = result.place
+        if result.error is None:
+            self.bytes_read += self.geometry.banks[place.bank].source_bytes
+            self.read_s += result.seconds
+            self.table.fill_done(place.bank, place.slot)
+            return
+        self.failures += 1
+        log.error("layer %d expert %d cannot be read: %s", place.layer, place.expert, result.error)
+        self.table.fill_failed(place.bank, place.slot, result.error)
+
+    def carry_out(self) -> None:
+        """Does what the table wants done, in its order; answers that make more to do are taken up at once."""
+        while effects := self.table.drain():
+            for effect in _merged(effects):
+                match effect:
+                    case StartFill(bank, slot, layer, expert, demand):
+                        self._readers.submit(self.region, Place(bank, slot, layer, expert), demand=demand)
+                    case PromoteFill(bank, slot):
+                        self._readers.promote(bank, slot)
+                    case CancelFill(bank, slot):
+                        if self._readers.cancel(bank, slot):
+                            self.table.fill_cancelled(bank, slot)
+                        else:
+                            self.table.cancel_refused(bank, slot)
+                    case ResizeDone(limits):
+                        self.region.punch(limits)
+                        self.on_resized(limits)
+                    case Recall() | Filled() | FillFailed():
+                        self._send(effect)
+                    case Evicted():
+                        pass
+
+    # -- time and order --------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Once a second or so: demands that waited too long fail; the books are checked when nothing is under way."""
+        if not self.open:
+            return
+        now = time.monotonic()
+        waiting = set(self.table.open_tickets)
+        self._deadlines = {t: at for t, at in self._deadlines.items() if t in waiting}
+        for ticket in [t for t, at in self._deadlines.items() if at <= now]:
+            log.error("demand %d has waited %g s", ticket, self._settings.demand_limit_s)
+            self.table.expire(ticket, f"waited {self._settings.demand_limit_s:g} s for a slot and a read")
+        self.carry_out()
+        if self.table.idle and self.ledger.requests != self._checked_at:
+            self._checked_at = self.ledger.requests
+            self.check_integrity()
+
+    def check_integrity(self) -> None:
+        """The slot table's books and ours: requests, hits, misses and bytes. Raises LoaderBug."""
+        self.table.check_integrity()
+        if self.ledger.requests != self.ledger.hits + self.ledger.misses:
+            raise LoaderBug("hits and misses do not make up the requests")
+        expected = 0
+        for bank in self.table.banks:
+            c = bank.counters
+            expected += (c.misses + c.prefetches - c.failed - c.cancelled) * self.geometry.banks[bank.bank].source_bytes
+        if self.table.idle and self.bytes_read != expected:
+            raise LoaderBug(f"{self.bytes_read} bytes were read, misses and prefetches make {expected}")
+
+
+def _merged(effects: list) -> list:  # type: ignore[type-arg]
+    """Neighbouring answers to one ticket as one message; the order stays."""
+    merged: list = []  # type: ignore[type-arg]
+    for effect in effects:
+        last = merged[-1] if merged else None
+        if isinstance(effect, Filled) and isinstance(last, Filled) and effect.ticket == last.ticket:
+            merged[-1] = Filled(effect.ticket, last.experts + effect.experts, effect.remaining)
+        else:
+            merged.append(effect)
+    return merged
