@@ -60,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, metavar="S", help="the same seed gives the same text")
     add("--logprobs", type=int, metavar="N", help="with --json: log probabilities of each token and its N best rivals")
     drafting = parser.add_argument_group("speculation (never changes the text of a greedy or seeded answer)")
-    drafting.add_argument("--speculation", metavar="NAME", help="way to draft: off, chain, adaptive, rescue, tree, …")
+    drafting.add_argument(
+        "--speculation", metavar="NAME", help="way to draft: off, chain, adaptive, rescue, tree, adaptive+rescue"
+    )
     drafting.add_argument("--depth", type=int, metavar="D", help="tokens drafted a round; 0 drafts none")
     return parser
 

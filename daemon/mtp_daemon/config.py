@@ -19,6 +19,8 @@ _L: tuple[Owner, ...] = ("loader",)
 _E: tuple[Owner, ...] = ("engine",)
 _LE: tuple[Owner, ...] = ("loader", "engine")
 
+WAYS = ("off", "chain", "adaptive", "rescue", "tree", "adaptive+rescue")
+
 SETTINGS: tuple[Setting, ...] = (
     # the service
     Setting("model", str, None, "directory, Hugging Face id in the local cache, or demo", _F, none=True),
@@ -45,6 +47,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("prefetch", bool, True, "read ahead what the next layers will probably need", _LE),
     Setting("warm_start", bool, True, "fill the pool from earlier statistics at start", _L),
     Setting("pins", str, None, "file with experts to hold, as written by calibrate", _L, none=True),
+    Setting("pin_share", float, 0.5, "most of a bank that pins may take", _L, 0, 1),
+    Setting("demand_limit_s", float, 300.0, "a demand for an expert that has waited so long fails", _L, 0.01, 1e6),
     Setting("state_dir", str, None, "where statistics and calibrations are kept", _LE, none=True),
     Setting("record_routing", str, None, "record routing to this file, for mtp-loader replay", _L, none=True),
     Setting("delay_ms", float, 0.0, "added to each read; for tests and benchmarks", _L, 0, 1e5),
@@ -52,14 +56,19 @@ SETTINGS: tuple[Setting, ...] = (
     # the engine
     Setting("head", str, None, "directory or file with the MTP head, when it is not in the model", _LE, none=True),
     Setting("mtp", bool, True, "draft with the model's MTP head when it has one", _E),
-    Setting("speculation", str, "chain", "way to draft: off, chain, adaptive, rescue, tree, …", _E),
+    Setting("speculation", str, "chain", "way to draft", _E, choices=WAYS),
     Setting("verify_mode", str, "batch", "verify as one batch, or step by step", _E, choices=("batch", "step")),
     Setting("depth_controller", str, "cost", "who chooses the depth", _E, choices=("cost", "heuristic", "constant")),
+    Setting("acceptance", float, None, "first drafts expected right before any was seen", _E, 0, 1, none=True),
     Setting("depth", int, 2, "tokens drafted a round, where the controller starts", _E, 0, 32),
     Setting("max_depth", int, 4, "most tokens drafted a round", _E, 0, 32),
     Setting("depth_half_life", float, 24.0, "rounds after which an observation counts half", _E, 1, 10_000),
     Setting("probe_share", float, 0.015, "share of time the cost controller may spend on probes", _E, 0, 0.5),
-    Setting("tau", float, 0.5, "adaptive: stop drafting where the head's own probability falls below", _E, 0, 1),
+    Setting("tau", float, 0.4, "adaptive: stop drafting where the head's own probability falls below", _E, 0, 1),
+    Setting("width", int, 3, "tree: paths drafted at once", _E, 1, 8),
+    Setting("probe", bool, False, "count how often the true token is in the head's top 1, 2 and 3", _E),
+    Setting("hints_ahead", int, 1, "for how many layers ahead experts are guessed", _E, 0, 8),
+    Setting("loader_limit_s", float, 60.0, "how long an answer waits for a loader to come back", _E, 0.1, 1e5),
     Setting("hidden", str, "post_norm", "hidden row the head reads", _E, choices=("post_norm", "pre_norm", "auto")),
     Setting("chunk", int, 512, "tokens read at once during prefill", _E, 1, 1 << 20),
     Setting("verify_slots", bool, False, "hash every slot at use (slow; finds wrong experts)", _LE),
