@@ -36,6 +36,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.told: dict[tuple[int, int], tuple[int, int]] = {}
         self.recalled: set[tuple[int, int]] = set()
         self.graphs: list[tuple[int, set[tuple[int, int]]]] = []
+        self.where: dict[tuple[int, int], int] = {}
         self.seen: dict[tuple[int, int], bytes] = {}
 
     def read_now(self) -> set[tuple[int, int]]:
@@ -52,6 +53,31 @@ class ResidencyMachine(RuleBasedStateMachine):
             assert (BANK[layer], slot) not in self.read_now(), "a slot is written while a graph reads it"
             self.residency.fill([Resident(layer, expert, slot)])
             self.told[BANK[layer], slot] = (layer, expert)
+            self.where[layer, expert] = slot
+
+    @precondition(lambda self: self.recalled)
+    @rule(a=pick, b=pick)
+    def fill_a_recalled_expert_elsewhere(self, a: int, b: int) -> None:
+        """A Need and a Recall cross: the expert gets another slot before its old one is released."""
+        bank, old = sorted(self.recalled)[a % len(self.recalled)]
+        key = self.told[bank, old]
+        free = [s for s in range(SLOTS[bank]) if (bank, s) not in self.told]
+        if free and self.current(key) == old:
+            slot = free[b % len(free)]
+            self.residency.fill([Resident(*key, slot)])
+            self.told[bank, slot] = key
+            self.where[key] = slot
+
+    @precondition(lambda self: self.told)
+    @rule(a=pick)
+    def tell_again(self, a: int) -> None:
+        (_, slot), key = sorted(self.told.items())[a % len(self.told)]
+        if self.current(key) == slot:
+            self.residency.fill([Resident(*key, slot)])
+
+    def current(self, key: tuple[int, int]) -> int:
+        """Where an expert is read: in the slot that it was told in last."""
+        return self.where.get(key, ABSENT)
 
     @precondition(lambda self: self.told)
     @rule(a=pick, b=pick)
@@ -63,7 +89,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             with pytest.raises(EngineBug):
                 self.residency.fill([Resident(*others[b % len(others)], slot)])
         free = [s for s in range(SLOTS[bank]) if (bank, s) not in self.told]
-        if free:
+        if free and (bank, self.current(key)) not in self.recalled:
             with pytest.raises(EngineBug):
                 self.residency.fill([Resident(*key, free[b % len(free)])])
 
@@ -80,8 +106,10 @@ class ResidencyMachine(RuleBasedStateMachine):
     def read(self, a: int, b: int) -> None:
         """A graph over some resident experts of a layer, recalled ones too: they are there until they are released."""
         layer = sorted(self.told.items())[a % len(self.told)][1][0]
-        here = sorted(k for k in self.told.values() if k[0] == layer)
+        here = sorted(k for k in self.where if k[0] == layer)
         chosen = [k for i, k in enumerate(here) if b >> i & 1] or here
+        if not chosen:
+            return
         table = self.residency.table(layer)
         slots = table[np.array([e for _, e in chosen])]
         self.residency.read(layer, slots)
@@ -113,7 +141,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert given == self.recalled - self.read_now()
         self.recalled -= given
         for place in given:
-            del self.told[place]
+            key = self.told.pop(place)
+            if self.where.get(key) == place[1]:
+                del self.where[key]
 
     @precondition(lambda self: self.told)
     @rule()
@@ -124,15 +154,13 @@ class ResidencyMachine(RuleBasedStateMachine):
             return
         self.residency.drop()
         self.told.clear()
+        self.where.clear()
         self.recalled.clear()
 
     @invariant()
     def the_map_is_the_truth(self) -> None:
         for layer in LAYERS:
-            want = np.full(layer.experts, ABSENT)
-            for (_, slot), (owner, expert) in self.told.items():
-                if owner == layer.layer:
-                    want[expert] = slot
+            want = np.array([self.current((layer.layer, e)) for e in range(layer.experts)])
             np.testing.assert_array_equal(self.residency.table(layer.layer), want)
             usable = [(layer.bank, int(s)) not in self.recalled for s in want if s != ABSENT]
             assert self.residency.whole(layer.layer) == (len(usable) == layer.experts and all(usable))
@@ -197,6 +225,15 @@ class TakesAnExpertTwice(Residency):
         for told in experts:
             self._tables[told.layer][told.expert] = ABSENT
             super().fill([told])
+
+
+class KeepsTheOldSlot(Residency):
+    def fill(self, experts: Iterable[Resident]) -> None:
+        for told in experts:
+            before = self._tables[told.layer][told.expert]
+            super().fill([told])
+            if before != ABSENT:
+                self._tables[told.layer][told.expert] = before
 
 
 class DropsUnderAGraph(Residency):

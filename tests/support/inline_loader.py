@@ -1,8 +1,8 @@
 """A loader in a thread of the test: real pool, real socket, real files; it follows the slot rules and does as told.
 
 Least recently used experts go first. It reads experts on its own thread, one after the other, and can be scripted:
-`drop_next_fill` loses one reply, `fail` refuses an expert, `hold` keeps replies back until `release`, `kill` ends it
-without a word as SIGKILL would.
+`drop_fills` loses that many replies, `mute` all of them, `fail` refuses experts, `kill` ends it without a word as
+SIGKILL would.
 """
 
 import mmap
@@ -95,6 +95,7 @@ class InlineLoader:
         self.released: list[Released] = []
         self.errors: list[str] = []
         self.drop_fills = 0
+        self.mute = False  # answers no demand
         self.delay_s = 0.0
         self.fail: set[Key] = set()
         self.recall_all_after: int | None = None  # after that many needs, recall every slot that is not held
@@ -122,6 +123,11 @@ class InlineLoader:
     def order(self, message: ToEngine) -> None:
         """Send this to the engine, from the loader's thread."""
         self._orders.append(message)
+        os.write(self._stop_write, b"o")
+
+    def say(self, message: ToEngine) -> None:
+        """Send these very words, whatever the slot table says."""
+        self._orders.append(("say", message, self._epochs))
         os.write(self._stop_write, b"o")
 
     def prefetch(self, layer: int, experts: "tuple[int, ...]") -> None:
@@ -168,6 +174,10 @@ class InlineLoader:
             else:
                 self._send(order)
             return
+        if order[0] == "say":
+            assert self._engine is not None
+            self._socket.send_multipart([self._engine, order[2], to_engine.encode(order[1])])
+            return
         layer, experts = order
         bank = self._banks[self._bank_of[layer]]
         filled = []
@@ -212,6 +222,10 @@ class InlineLoader:
             bank = self._banks[number]
             while left and bank.free:
                 expert = left.pop(0)
+                if (need.layer, expert) in bank.resident:  # prefetched while it waited for a slot
+                    told = Resident(need.layer, expert, bank.resident[need.layer, expert])
+                    self._send(Filled(need.ticket, (told,), len(left)))
+                    continue
                 if (need.layer, expert) in self.fail:
                     self._waiting.remove((need, left))
                     self._send(FillFailed(need.ticket, need.layer, expert, "input/output error at offset 4096"))
@@ -266,7 +280,7 @@ class InlineLoader:
         return slot
 
     def _send(self, message: ToEngine) -> None:
-        if self._engine is not None:
+        if self._engine is not None and not (self.mute and isinstance(message, Filled)):
             self._socket.send_multipart([self._engine, self._epochs, to_engine.encode(message)])
 
 

@@ -150,13 +150,14 @@ class ExpertLink:
         until = time.monotonic() + self._limits.deadline_s
         retry = time.monotonic() + self._limits.retry_s
         while demand.missing and not demand.arrived:
+            if not self.alive:  # it may have died before this wait, or have been seen to die while arrivals were taken
+                self._await_successor(demand)
+                until = time.monotonic() + self._limits.deadline_s
+                retry = time.monotonic() + self._limits.retry_s
+                continue
             happened = self._socket.receive(max(0.0, min(until, retry) - time.monotonic()))
             if happened is not None:
                 self._handle(happened)
-                if not self.alive:
-                    self._await_successor(demand)
-                    until = time.monotonic() + self._limits.deadline_s
-                    retry = time.monotonic() + self._limits.retry_s
                 self.release()
             elif time.monotonic() >= until:
                 raise LoaderTimeout(f"the loader did not deliver {_names(demand)} within {self._limits.deadline_s:g} s")

@@ -86,15 +86,23 @@ class Residency:
     # -- what the loader says --------------------------------------------------------------------------------------
 
     def fill(self, experts: Iterable[Resident]) -> None:
-        """These experts are resident. Raises EngineBug if a slot or an expert is told twice."""
+        """These experts are resident.
+
+        The same may be told twice (a demand and a prefetch cross on the way). An expert whose slot is recalled may be
+        told in another slot: from now on it is read there. Raises EngineBug for anything else that does not fit the
+        map.
+        """
         for told in experts:
             bank = self._bank(told.layer, told.slot)
             table = self._tables[told.layer]
             if not 0 <= told.expert < len(table):
                 raise EngineBug(f"layer {told.layer} has no expert {told.expert}")
+            before = int(table[told.expert])
+            if before == told.slot:
+                continue
             if (owner := self._owner[bank].get(told.slot)) is not None:
                 raise EngineBug(f"slot {told.slot} of bank {bank} was filled while it still held {owner}")
-            if table[told.expert] != ABSENT:
+            if before != ABSENT and before not in self._recalled[bank]:
                 raise EngineBug(f"expert {told.expert} of layer {told.layer} is in two slots")
             table[told.expert] = told.slot
             self._owner[bank][told.slot] = (told.layer, told.expert)
@@ -121,8 +129,9 @@ class Residency:
             free = tuple(sorted(s for s in recalled if not self._reading[bank][s]))
             for slot in free:
                 layer, expert = self._owner[bank].pop(slot)
-                self._tables[layer][expert] = ABSENT
-                self.versions[layer] += 1
+                if self._tables[layer][expert] == slot:
+                    self._tables[layer][expert] = ABSENT
+                    self.versions[layer] += 1
                 recalled.discard(slot)
             if free:
                 given.append((bank, free))
