@@ -1,0 +1,102 @@
+"""Why a miss was a miss, and what became of each prefetched expert."""
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Outcome = Literal["covered", "displaced", "as without"]
+
+
+@dataclass
+class Attribution:
+    """Counts since the start. Misses split into the three kinds; `useful + wasted` of the prefetched have ended.
+
+    `late` experts were predicted, but not resident when they were needed: no slot, no time, or still being read.
+    """
+
+    hits: int = 0
+    never_predicted: int = 0
+    late: int = 0
+    evicted_again: int = 0
+    prefetched: int = 0
+    useful: int = 0
+    wasted: int = 0
+
+    @property
+    def misses(self) -> int:
+        return self.never_predicted + self.late + self.evicted_again
+
+    @property
+    def coverage(self) -> float:
+        """Of the misses there would have been, the share that prefetching turned into hits."""
+        return self.useful / max(self.useful + self.misses, 1)
+
+    @property
+    def waste(self) -> float:
+        """Wasted reads a useful one."""
+        return self.wasted / max(self.useful, 1)
+
+    def facts(self) -> dict[str, float]:
+        return {**asdict(self), "misses": self.misses, "coverage": self.coverage, "wasted_per_useful": self.waste}
+
+
+class Attributor:
+    """Follows predictions and prefetches. Told of every request, so its counts add up: hits + misses == requests."""
+
+    def __init__(self) -> None:
+        self.counts = Attribution()
+        self._predicted: set[int] = set()
+        self._unused: set[int] = set()
+        self._lost: set[int] = set()
+        self._displaced: set[int] = set()
+        self._owed = 0
+
+    def forward(self) -> None:
+        """A forward begins: what was predicted for the last one counts no more."""
+        self._predicted.clear()
+
+    def predicted(self, key: int) -> None:
+        self._predicted.add(key)
+
+    def prefetched(self, key: int) -> None:
+        """A read of `key` was begun ahead of any demand."""
+        self.counts.prefetched += 1
+        self._unused.add(key)
+        self._owed += 1
+
+    def cancelled(self, key: int) -> None:
+        """The prefetch was taken back before its read began."""
+        if key in self._unused:
+            self._unused.discard(key)
+            self.counts.prefetched -= 1
+            self._owed = max(self._owed - 1, 0)
+
+    def evicted(self, key: int) -> None:
+        """`key` leaves the pool. Each prefetch took a slot, so one of the next victims leaves because of it."""
+        if self._owed:
+            self._owed -= 1
+            self._displaced.add(key)
+        if key in self._unused:
+            self._unused.discard(key)
+            self.counts.wasted += 1
+            self._lost.add(key)
+
+    def request(self, key: int, *, resident: bool) -> Outcome:
+        """An expert was needed; `resident` when it was there in time. What prefetching did to it."""
+        displaced = key in self._displaced
+        self._displaced.discard(key)
+        prefetched = key in self._unused
+        self._unused.discard(key)
+        lost = key in self._lost
+        self._lost.discard(key)
+        if resident:
+            self.counts.hits += 1
+            self.counts.useful += prefetched
+            return "covered" if prefetched else "as without"
+        if prefetched or key in self._predicted:
+            self.counts.late += 1
+            # A read under way is not wasted: the demand waits for the rest of it only.
+        elif lost:
+            self.counts.evicted_again += 1
+        else:
+            self.counts.never_predicted += 1
+        return "displaced" if displaced and not prefetched else "as without"

@@ -1,0 +1,1 @@
+"""Policies and predictors on recorded routing, beside Belady's optimum."""

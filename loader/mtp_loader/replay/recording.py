@@ -1,0 +1,130 @@
+"""The compact recording of routing: what `--record-routing` writes and `mtp-loader replay` reads.
+
+A stream of MessagePack values: first the header (a map), then arrays, appended as they happen:
+`["used", step, phase, tokens, [[layer, top_k, experts, weights], …]]` with experts as little-endian uint16 and weights
+as float16, row by row of tokens; `["hint", step, [[layer, experts, weights], …]]`. A crash can cut the last value
+short: what is whole before it counts.
+"""
+
+import os
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+
+from mtp_loader.errors import DamagedCheckpoint
+from mtp_loader.replay.trace import Forward, HintLayers, LayerFacts, Trace, event_of
+from mtp_protocol.expert_messages import Hint, Used
+from mtp_protocol.geometry import Geometry
+
+MAGIC = "mtp-routing"
+VERSION = 1
+
+
+class Recorder:
+    """Appends to a file. Every entry is handed to the system whole: only a crash of the machine can tear one."""
+
+    def __init__(self, path: Path, geometry: Geometry, model: str) -> None:
+        """A new file, or one of the same model to go on with, its torn tail cut off first.
+
+        Raises DamagedCheckpoint for another model's or another kind of file, OSError.
+        """
+        header = _header(geometry, model)
+        fresh = not path.exists() or not path.stat().st_size
+        if not fresh:
+            values, whole = _values(path)
+            if next(iter(values), None) != header:
+                raise DamagedCheckpoint(path, "is not a recording of this model: name a new file")
+            os.truncate(path, whole)
+        self._file: BinaryIO = path.open("ab", buffering=0)
+        if fresh:
+            self._file.write(msgpack.packb(header))
+
+    def used(self, message: Used) -> None:
+        layers = [[y, len(rows[0]), _experts(rows), _weights(weights)] for y, rows, weights in message.routing if rows]
+        self._file.write(msgpack.packb(["used", message.step, message.phase, list(message.tokens), layers]))
+
+    def hint(self, message: Hint) -> None:
+        layers = [[y, _experts([[e for e, _ in w]]), _weights([[p for _, p in w]])] for y, w in message.layers]
+        self._file.write(msgpack.packb(["hint", message.step, layers]))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def is_recording(path: Path) -> bool:
+    with path.open("rb") as file:
+        return MAGIC.encode() in file.read(64)
+
+
+def read_recording(path: Path) -> Trace:
+    """Raises DamagedCheckpoint where something whole is not what it should be; a torn tail is noted, not an error."""
+    values, whole = _values(path)
+    header = next(iter(values), None)
+    if not isinstance(header, dict) or header.get("format") != MAGIC or header.get("version") != VERSION:
+        raise DamagedCheckpoint(path, f"is no recording of routing, version {VERSION}")
+    forwards: list[Forward] = []
+    hints: dict[int, list[HintLayers]] = {}
+    try:
+        layers = {y[0]: LayerFacts(*y) for y in header["layers"]}
+        for value in values[1:]:
+            match value:
+                case ["hint", int(step), list(guesses)]:
+                    hints.setdefault(step, []).append(tuple((y, _weighted(e, w)) for y, e, w in guesses))
+                case ["used", int(step), int(phase), list(tokens), list(routing)]:
+                    forwards.append(_forward(step, phase, tokens, routing, tuple(hints.pop(step, ()))))
+                case _:
+                    raise DamagedCheckpoint(path, f"has an entry of an unknown kind after forward {len(forwards)}")
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        raise DamagedCheckpoint(path, f"has a broken entry after forward {len(forwards)}: {error}") from error
+    note = "" if whole == path.stat().st_size else "the last entry is cut short and was left out"
+    return Trace(path.name, header["model"], layers, forwards, note)
+
+
+def _header(geometry: Geometry, model: str) -> dict[str, Any]:
+    size = {b.bank: b.source_bytes for b in geometry.banks}
+    layers = [[y.layer, y.bank, y.experts, y.top_k, size[y.bank]] for y in geometry.layers]
+    fingerprint = geometry.fingerprint
+    return {"format": MAGIC, "version": VERSION, "model": model, "fingerprint": fingerprint, "layers": layers}
+
+
+def _values(path: Path) -> tuple[list[Any], int]:
+    """The whole values from the start of the file, and how many bytes they take."""
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
+    unpacker.feed(path.read_bytes())
+    values: list[Any] = []
+    whole = 0
+    try:
+        while True:
+            values.append(unpacker.unpack())
+            whole = unpacker.tell()
+    except (msgpack.UnpackException, ValueError):  # OutOfData is one: the file ends, perhaps inside a value
+        return values, whole
+
+
+def _forward(step: int, phase: int, tokens: list[int], routing: list[Any], hints: tuple[HintLayers, ...]) -> Forward:
+    rows, events = [], []
+    for layer, top_k, packed_experts, packed_weights in routing:
+        experts = struct.unpack(f"<{len(packed_experts) // 2}H", packed_experts)
+        weights = struct.unpack(f"<{len(packed_weights) // 2}e", packed_weights)
+        split = range(0, len(experts), top_k)
+        of_layer = tuple(experts[i : i + top_k] for i in split)
+        events.append(event_of(layer, of_layer, [weights[i : i + top_k] for i in split]))
+        rows.append((layer, of_layer))
+    return Forward(step, phase, tuple(tokens), tuple(events), tuple(rows), hints)
+
+
+def _experts(rows: Any) -> bytes:
+    flat = [e for row in rows for e in row]
+    return struct.pack(f"<{len(flat)}H", *flat)
+
+
+def _weights(rows: Any) -> bytes:
+    flat = [w for row in rows for w in row]
+    return struct.pack(f"<{len(flat)}e", *flat)
+
+
+def _weighted(experts: bytes, weights: bytes) -> tuple[tuple[int, float], ...]:
+    count = len(experts) // 2
+    return tuple(zip(struct.unpack(f"<{count}H", experts), struct.unpack(f"<{count}e", weights), strict=True))
