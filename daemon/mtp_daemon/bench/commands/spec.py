@@ -71,7 +71,7 @@ def summary(depth: int, runs: list[Served], plain: list[Served], judge: list[int
         return Spread.of([read(r.stats) for r in runs])
 
     speed = [r.stats["tok_per_s"] for r in runs]
-    parts = {part: of(lambda s, part=part: s["seconds"][part]).median for part in PARTS}  # type: ignore[misc]
+    parts = {part: of(lambda s, part=part: s[f"{part}_s"]).median for part in PARTS}  # type: ignore[misc]
     total = sum(parts.values())
     return {
         "depth": depth,

@@ -99,7 +99,7 @@ def measure(
         of_bound=Spread.of(speeds).median / bound,
         hit_rate=Spread.of([_hit_rate(s) for s in served]).median,
         mb_per_token=bytes_per_token / 1e6,
-        stall_ms_per_token=Spread.of([s.stats["stall_s"] / len(s.ids) * 1e3 for s in served]).median,
+        stall_ms_per_token=Spread.of([s.stats["decode_stall_s"] / len(s.ids) * 1e3 for s in served]).median,
         exact=all(s.ids == r.ids for s, r in zip(served, reference, strict=True)),
     )
 

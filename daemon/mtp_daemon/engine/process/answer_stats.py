@@ -20,10 +20,12 @@ class Clock:
         self.prefilled: float | None = None
         self.first: float | None = None
         self._before = {name: getattr(self.stream.stats, name) for name in _STREAM}
-        self._wait_s = self.stream.stats.wait_s
+        self._wait_s = self._decode_wait_s = self.stream.stats.wait_s
+        self._decode_bytes = self.stream.stats.bytes_read
 
     def prefill_ended(self) -> None:
         self.prefilled = time.perf_counter()
+        self._decode_wait_s, self._decode_bytes = self.stream.stats.wait_s, self.stream.stats.bytes_read
 
     def token(self) -> None:
         """A run was committed."""
@@ -46,6 +48,8 @@ class Clock:
             **after,
             **{f"{name}_s": value for name, value in seconds.items() if name not in ("stall", "total")},
             "stall_s": self.stream.stats.wait_s - self._wait_s,
+            "decode_bytes_read": self.stream.stats.bytes_read - self._decode_bytes,
+            "decode_stall_s": self.stream.stats.wait_s - self._decode_wait_s,
             "ttft_s": (self.first if self.first is not None else now) - self.began,
             "prefill_s": (self.prefilled if self.prefilled is not None else now) - self.began,
             "decode_s": decode_s,
