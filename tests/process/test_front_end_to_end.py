@@ -20,7 +20,7 @@ from support.checkpoints import Head, make_checkpoint
 from support.front_process import FrontProcess, until
 
 PROMPT = tuple(range(3, 40, 2))
-N = 48
+N = 32
 
 
 class ServedModel(FrontProcess):
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def front(model: Path) -> Iterator[FrontProcess]:
     """Slow reads and a quarter of the experts: an answer lasts long enough to be hit in the middle."""
-    with ServedModel(model, pool="25%", delay_ms="2", depth_controller="constant").wait_ready() as front:
+    with ServedModel(model, pool="25%", delay_ms="1", depth_controller="constant").wait_ready() as front:
         yield front
 
 

@@ -48,7 +48,7 @@ class FrontProcess:
         """Another front on the same run directory."""
         environment = {
             **os.environ,
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")])),
             "FAKE_SCRIPT": str(self.home / "script.json"),
             "FAKE_LOG": str(self.logs),
         }
@@ -62,16 +62,21 @@ class FrontProcess:
         return [sys.executable, "-m", "support.front_main", str(self.run_dir), model, json.dumps(self.settings)]
 
     def wait_ready(self, process: "subprocess.Popen[str] | None" = None) -> "FrontProcess":
+        """Until the front says that it is ready; fails the test with what it said when it ends or takes too long."""
         process = process if process is not None else self.process
         assert process.stdout is not None
-        deadline = time.monotonic() + DEADLINE_S
-        while time.monotonic() < deadline:
-            if select.select([process.stdout], [], [], 0.1)[0]:
-                line = process.stdout.readline()
-                if line.startswith("ready"):
-                    return self
-                assert line or process.poll() is None, f"the front ended: {self.errors(process)}"
-        raise AssertionError("the front was not ready in time")
+        said, deadline = b"", time.monotonic() + DEADLINE_S
+        while b"\nready" not in said:
+            left = deadline - time.monotonic()
+            readable = left > 0 and select.select([process.stdout], [], [], left)[0]
+            data = os.read(process.stdout.fileno(), 4096) if readable else b""
+            if not data:
+                process.kill()
+                errors = self.errors(process)
+                self.__exit__()
+                raise AssertionError(f"the front was not ready: {errors}")
+            said += data
+        return self
 
     def errors(self, process: "subprocess.Popen[str] | None" = None) -> str:
         """What an ended front said on its standard error."""

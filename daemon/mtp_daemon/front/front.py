@@ -175,8 +175,10 @@ class Front:
 
     def _serve_when_ready(self) -> None:
         for child in self._lineup.children:
+            if child.state == "given up" and child.user_fault:
+                raise UserError(child.last_error)
             if child.state == "given up":
-                raise (UserError if child.user_fault else EnvironmentFailure)(child.last_error)
+                raise EnvironmentFailure(f"the {child.role} cannot start: {child.last_error}")
         if not self._lineup.ready:
             return
         geometry, layout = self._lineup.geometry, self._lineup.layout

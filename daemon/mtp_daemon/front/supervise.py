@@ -172,8 +172,8 @@ class Supervisor:
         self.process = None
         self._ladder.clear()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        why = self._reason or self.log.last_error
-        self._after_death(f"{how}: {why}" if why else how, now)
+        said = self.log.last_error
+        self._after_death(self._reason or (f"{how}: {said}" if said else how), now)
 
     def _after_death(self, why: str, now: float) -> None:
         was_stopping = self.state == "stopping"
@@ -181,7 +181,7 @@ class Supervisor:
         lived = now - self._ready_at if self._ready_at is not None else 0.0
         self.state = "down"
         if not was_stopping:
-            self.last_error = f"{self.role}: {why}"
+            self.last_error = why
             log.warning("%s died epoch=%d: %s", self.role, epoch, why)
         self._family.died(self, epoch, self.last_error or why)
         if was_stopping:

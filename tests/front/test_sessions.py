@@ -1,0 +1,304 @@
+"""Random lives of clients and engines: every request ends once, every client sees every token once and in order."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from mtp_daemon.errors import RequestError
+from mtp_daemon.front.client_port import Outcome
+from mtp_daemon.front.clients import Clients
+from mtp_daemon.front.integrity import check
+from mtp_daemon.front.limits import Limits
+from mtp_daemon.front.request import Request
+from mtp_daemon.front.sessions import DEATHS_ON_ONE_REQUEST, Sessions
+from mtp_protocol import client_messages as c
+from mtp_protocol import engine_messages as e
+
+LIMITS = Limits(context=1000, default_max_tokens=8, max_queue=8, max_prompt_bytes=100, keep_limit_s=100.0)
+
+
+@dataclass
+class Socket:
+    """One client's end: what arrived, and whether it takes anything."""
+
+    heard: list[c.ToClient] = field(default_factory=list)
+    state: Outcome = "sent"
+
+
+class World:
+    """Sessions and clients as the front wires them, with lists where sockets were."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sockets: dict[bytes, Socket] = {}
+        self.engine: list[e.ToEngine] = []
+        self.clients = Clients(self.send, 100, self.unfollow)
+        self.sessions = Sessions(LIMITS, self.clients, self.engine.append)
+
+    def send(self, client: bytes, message: c.ToClient) -> Outcome:
+        socket = self.sockets[client]
+        if socket.state == "sent":
+            socket.heard.append(message)
+        return socket.state
+
+    def unfollow(self, client: bytes, request: Request, now: float) -> None:
+        self.sessions.unfollow(client, request, now)
+
+    def connect(self, client: bytes) -> None:
+        self.sockets[client] = Socket()
+        assert self.clients.admit(client, self.now)
+
+    def submit(self, client: bytes, keep_s: float = 0.0) -> None:
+        try:
+            self.sessions.submit(client, c.Submit(1, prompt="x", keep_s=keep_s), self.now)
+        except RequestError as error:
+            assert error.kind == "busy"
+
+    def pump(self) -> None:
+        self.clients.pump(self.now)
+
+
+class Lives(RuleBasedStateMachine):
+    names = Bundle("names")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.count = 0
+        self.working: e.Start | None = None
+        self.up = False
+        self.given: dict[bytes, list[int]] = {}
+
+    @rule(target=names)
+    def connect(self) -> bytes:
+        self.count += 1
+        name = str(self.count).encode()
+        self.world.connect(name)
+        return name
+
+    @rule(name=names, keep=st.booleans())
+    def submit(self, name: bytes, keep: bool) -> None:
+        self.world.submit(name, keep_s=10.0 if keep else 0.0)
+        self._engine_reads()
+
+    @rule(name=names, pick=st.integers(0, 20))
+    def cancel(self, name: bytes, pick: int) -> None:
+        requests = list(self.world.sessions.requests)
+        if requests:
+            self.world.sessions.cancel(name, c.Cancel(5, requests[pick % len(requests)]), self.world.now)
+
+    @rule(name=names, pick=st.integers(0, 20))
+    def attach(self, name: bytes, pick: int) -> None:
+        requests = list(self.world.sessions.requests.values())
+        if requests:
+            request = requests[pick % len(requests)]
+            self.world.sessions.attach(name, c.Attach(6, request.id, 0), self.world.now)
+
+    @rule(name=names, state=st.sampled_from(["sent", "full"]))
+    def becomes(self, name: bytes, state: Outcome) -> None:
+        self.world.sockets[name].state = state
+
+    @rule(target=names, name=consumes(names))
+    def vanish(self, name: bytes) -> object:
+        self.world.sockets[name].state = "gone"
+        self.world.clients.keep_alive(self.world.now + 1.0)
+        self.world.pump()
+        return multiple()
+
+    @rule()
+    def engine_up(self) -> None:
+        if not self.up:
+            self.up = True
+            self.world.sessions.engine_is_ready(self.world.now)
+            self._engine_reads()
+
+    @rule()
+    def engine_dies(self) -> None:
+        if self.up:
+            self.up, self.working = False, None
+            self.world.engine.clear()
+            self.world.sessions.engine_is_gone("killed", self.world.now)
+
+    @rule(count=st.integers(1, 3))
+    def engine_tokens(self, count: int) -> None:
+        if self.working is None:
+            return
+        request = self.working.request
+        made = self.given.setdefault(request, [])
+        if len(made) >= self.working.max_tokens:
+            self._engine_ends("length")
+            return
+        ids = tuple(range(len(made), min(len(made) + count, self.working.max_tokens)))
+        text = "".join(f"<{i}>" for i in ids)
+        self.world.sessions.engine_says(e.Tokens(request, len(made), ids, text), self.world.now)
+        if request in self.world.sessions.requests:
+            made.extend(ids)
+
+    @rule(how=st.sampled_from(["stop", "cancelled"]))
+    def engine_ends(self, how: str) -> None:
+        if self.working is not None:
+            self._engine_ends(how)
+
+    @rule()
+    def engine_fails(self) -> None:
+        if self.working is not None:
+            request, self.working = self.working.request, None
+            self.world.sessions.engine_says(e.Failed(request, "environment", "disk"), self.world.now)
+            self._engine_reads()
+
+    @rule(passed=st.floats(0, 20))
+    def time(self, passed: float) -> None:
+        self.world.now += passed
+        self.world.sessions.expire(self.world.now)
+
+    @rule()
+    def pump(self) -> None:
+        self.world.pump()
+
+    def _engine_ends(self, how: str) -> None:
+        assert self.working is not None
+        request, self.working = self.working.request, None
+        done = e.Finished(request, how, c.Usage(1, 99), {})  # type: ignore[arg-type]
+        self.world.sessions.engine_says(done, self.world.now)
+        self._engine_reads()
+
+    def _engine_reads(self) -> None:
+        for message in self.world.engine:
+            if isinstance(message, e.Start):
+                assert self.working is None, "the engine was given a request while it has one"
+                self.working = message
+                assert list(message.delivered) == self.given.get(message.request, [])
+        self.world.engine.clear()
+
+    @invariant()
+    def sound(self) -> None:
+        self._engine_reads()
+        check(self.world.sessions)
+
+    @invariant()
+    def clients_are_told_the_truth(self) -> None:
+        for socket in self.world.sockets.values():
+            seen: dict[bytes, int] = {}
+            ended: set[bytes] = set()
+            for message in socket.heard:
+                match message:
+                    case c.Accepted():
+                        # An Attach begins again from the start; that is a new story about the same request.
+                        seen[message.request] = 0
+                        ended.discard(message.request)
+                    case c.Tokens():
+                        assert message.request not in ended
+                        assert message.seq in (0, seen[message.request])
+                        seen[message.request] = message.seq + len(message.ids)
+                        assert message.ids == tuple(range(message.seq, seen[message.request]))
+                        assert message.text == "".join(f"<{i}>" for i in message.ids)
+                    case c.Finished():
+                        assert message.usage.completion_tokens == len(self.given.get(message.request, []))
+
+    def teardown(self) -> None:
+        """Whatever happened: with an engine that works and clients that read, everything ends and is forgotten."""
+        world = self.world
+        for socket in world.sockets.values():
+            if socket.state == "full":
+                socket.state = "sent"
+        self.engine_up()
+        for _ in range(2000):
+            if not world.sessions.busy:
+                break
+            self._engine_reads()
+            self.engine_tokens(3)
+        assert not world.sessions.busy
+        world.pump()
+        world.now += 1000.0
+        world.sessions.expire(world.now)
+        assert world.sessions.requests == {}
+        for name, socket in world.sockets.items():
+            if socket.state == "sent" and world.clients.followed(name) == 0:
+                accepted = sum(isinstance(m, c.Accepted) for m in socket.heard)
+                terminal = [m for m in socket.heard if isinstance(m, c.Finished | c.Failed)]
+                assert accepted == sum(m.request is not None for m in terminal)
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    for client in (b"a", b"b"):
+        world.connect(client)
+    return world
+
+
+def _started(world: World) -> list[bytes]:
+    return [m.request for m in world.engine if isinstance(m, e.Start)]
+
+
+def test_poisoned_request_ends_alone(world: World) -> None:
+    """A request that kills three engines ends with their last words; the one behind it is started."""
+    world.submit(b"a")
+    world.submit(b"b")
+    for _ in range(DEATHS_ON_ONE_REQUEST):
+        world.sessions.engine_is_ready(world.now)
+        world.sessions.engine_is_gone("boom", world.now)
+    world.pump()
+    failed = [m for m in world.sockets[b"a"].heard if isinstance(m, c.Failed)]
+    assert len(failed) == 1 and "died 3 times" in failed[0].text and "boom" in failed[0].text
+    world.sessions.engine_is_ready(world.now)
+    assert len(set(_started(world))) == 2
+
+
+def test_progress_forgives_deaths(world: World) -> None:
+    """Engines that die after getting tokens on do not add up to a poisoned request."""
+    world.submit(b"a")
+    for i in range(5):
+        world.sessions.engine_is_ready(world.now)
+        request = _started(world)[-1]
+        world.sessions.engine_says(e.Tokens(request, i, (i,), "x"), world.now)
+        world.sessions.engine_is_gone("boom", world.now)
+    assert world.sessions.busy and world.sessions.counts["failed"] == 0
+
+
+def test_lost_tokens_are_a_bug_that_is_told(world: World) -> None:
+    """A gap in the engine's numbering ends the request as internal; it is never papered over."""
+    world.sessions.engine_is_ready(world.now)
+    world.submit(b"a")
+    request = _started(world)[0]
+    world.sessions.engine_says(e.Tokens(request, 0, (1, 2), "x"), world.now)
+    world.sessions.engine_says(e.Tokens(request, 3, (4,), "x"), world.now)
+    world.pump()
+    last = world.sockets[b"a"].heard[-1]
+    assert isinstance(last, c.Failed) and last.kind == "internal" and "2… were due" in last.text
+    world.submit(b"a")
+    assert len(_started(world)) == 1, "the engine has not let go of the first one yet"
+    world.sessions.engine_says(e.Finished(request, "cancelled", c.Usage(1, 3), {}), world.now)
+    assert len(_started(world)) == 2
+
+
+def test_shutdown_fails_the_waiting_and_lets_the_running_end(world: World) -> None:
+    """Draining: those that wait are told at once, the running one ends as it would, newcomers are refused."""
+    world.sessions.engine_is_ready(world.now)
+    world.submit(b"a")
+    world.submit(b"b")
+    world.sessions.close_queue(RequestError("shutdown", "stopping"), world.now)
+    world.pump()
+    assert isinstance(world.sockets[b"b"].heard[-1], c.Failed)
+    with pytest.raises(RequestError, match="stopping"):
+        world.sessions.submit(b"b", c.Submit(1, prompt="x"), world.now)
+    world.sessions.engine_says(e.Finished(_started(world)[0], "stop", c.Usage(1, 0), {}), world.now)
+    world.pump()
+    assert isinstance(world.sockets[b"a"].heard[-1], c.Finished)
+    assert not world.sessions.busy
+
+
+def test_stray_messages_are_counted(world: World) -> None:
+    """A message about a request that the engine was not given changes nothing."""
+    world.sessions.engine_is_ready(world.now)
+    world.submit(b"a")
+    world.sessions.engine_says(e.Tokens(b"other", 0, (1,), "x"), world.now)
+    assert world.sessions.counts["stray"] == 1
+    assert len(world.sessions.requests[_started(world)[0]].log) == 0
