@@ -181,6 +181,12 @@ def test_after_a_crash_the_text_goes_on_where_it_was(bpe: Vocabulary, at: int) -
     assert joined([*before, *after]) == bpe.decode(ids)
 
 
+def test_delivered_ids_may_end_inside_a_character(bpe: Vocabulary) -> None:
+    ids = list("a你b".encode())
+    answer = AnswerText(bpe.decode, bpe.eos, [], ids[:2])
+    assert pieces_of(answer, ids[2:], 9) == [Piece(2, tuple(ids[2:]), "你b")]
+
+
 @pytest.mark.parametrize(("delivered", "ended"), [([65, EOS], True), ([65, 66], False)])
 def test_an_answer_that_had_ended_before_the_crash_has_ended(
     bpe: Vocabulary, delivered: list[int], ended: bool

@@ -69,5 +69,6 @@ def test_an_end_of_text_id_counts_wherever_it_is_declared(tmp_path: Path, where:
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
     with pytest.raises(RequestRefused, match="tokenizer"):
-        load_vocabulary(tmp_path, {})
+        load_vocabulary(tmp_path, {"model_type": "qwen3_next"})

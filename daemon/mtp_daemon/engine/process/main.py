@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     front = FrontLink(context, args.front, identity, lifeline, mailbox, activity, signals)
     code = run_engine(context, front, mailbox, activity, args.model, args.epoch, args.settings)
     front.close()
+    lifeline.close()
     context.term()
     return code
 

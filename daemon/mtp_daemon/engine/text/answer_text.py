@@ -40,6 +40,8 @@ class AnswerText:
         for token in delivered:
             self._add(token)
         self._release(len(self._ids))
+        # Delivered is delivered, even where it was cut inside a character: the text comes with the ids after it.
+        self._marks[0] = (len(self._ids), self._marks[0][1])
 
     @property
     def released(self) -> int:

@@ -10,6 +10,8 @@ from mlx_lm import tokenizer_utils
 
 from mtp_daemon.engine.errors import RequestRefused
 
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -79,6 +81,9 @@ def load_vocabulary(path: Path, config: Mapping[str, Any]) -> Vocabulary:
     The ids that end a text are those of config.json, of generation_config.json and of the tokenizer together: each of
     the three is incomplete in some published checkpoint. Raises RequestRefused when there is no usable tokenizer.
     """
+    # transformers makes an empty tokenizer, of bytes or of nothing, from config.json alone.
+    if not any(file.name in VOCABULARY_FILES or file.suffix == ".tiktoken" for file in path.iterdir()):
+        raise RequestRefused(f"{path} has no tokenizer: none of {', '.join(VOCABULARY_FILES)} is there")
     try:
         tokenizer = tokenizer_utils.load(path, {"local_files_only": True})
     except (OSError, ValueError, KeyError, ImportError) as error:
