@@ -35,3 +35,27 @@ def streamed_logits(served: Any, chunks: Sequence[Sequence[int]]) -> list[Any]:
         results.append(np.array(logits))
         stream.settle()
     return results
+
+
+def greedy_reference(path: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """Tokens of mlx-lm's own `generate_step`, greedy."""
+    from mlx_lm.generate import generate_step
+
+    model, _ = load_model(path)
+    return [int(token) for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=count)]
+
+
+def greedy_streamed(served: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """The same from a model whose experts stream: prompt but its last token, then one token at a time."""
+    trunk, stream = served.loaded.trunk, served.stream
+    cache = trunk.make_cache()
+    with stream.forward(list(prompt[:-1]), PROMPT):
+        mx.eval(trunk.hidden(mx.array([list(prompt[:-1])]), cache).post)
+    token, tokens = prompt[-1], []
+    for _ in range(count):
+        with stream.forward([token], DECODE):
+            logits = trunk.logits(trunk.hidden(mx.array([[token]]), cache).post)
+        token = int(mx.argmax(logits[0, -1]))
+        stream.settle()
+        tokens.append(token)
+    return tokens

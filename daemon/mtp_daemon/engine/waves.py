@@ -90,13 +90,14 @@ def gather_in_waves(
     while todo:
         wave, todo = todo[:size], todo[size:]
         stream.stats.waves += 1
-        mark, older = residency.next_mark(), len(rows.parts)
+        mark = residency.next_mark()
         demand = link.ask(layer, wave, tokens=tokens, passed=passed)
         passed = ()
         if waiting:
             mx.async_eval(beside)  # type: ignore[no-untyped-call]
             rows.compute(hits)
             waiting = False
+        older = len(rows.parts)
         while arrived := link.collect(demand):
             rows.compute(arrived)
         if todo:
