@@ -32,7 +32,7 @@ class Balance:
 class ProfitGate:
     """Admits predictions that are likely enough, while prefetching earns more stall than it causes.
 
-    What a stated chance is worth is learned: every prediction of an expert that is not resident is judged when its layer
+    What a stated chance is worth is learned: every prediction of an expert not resident is judged when its layer
     has run, read or not, so the gate goes on learning while it admits nothing. The precision it asks for rises while
     more than 0.4 wrong reads go with a right one, and falls otherwise. When prefetching loses over several forwards it
     pauses; after the pause a short probe decides; each failed probe doubles the pause. All times are measured by the
