@@ -113,6 +113,15 @@ def test_speculation_changes_nothing(engine: EngineProcess, sampling: Sampling) 
         check_numbers(finished, len(PROMPT), 16)
 
 
+def test_one_requests_way_to_draft_is_not_the_next_ones(engine: EngineProcess) -> None:
+    """A8: depth and speculation named by one request end with it."""
+    _, _, own = engine.ask(PROMPT, 8, depth=0)
+    _, _, off = engine.ask(PROMPT, 8, speculation="off")
+    _, _, after = engine.ask(PROMPT, 8)
+    assert own.stats["drafted"] == off.stats["drafted"] == 0
+    assert after.stats["depth_over_time"][0][0] == 2
+
+
 def test_an_unseeded_answer_comes_with_log_probabilities(engine: EngineProcess) -> None:
     request = engine.start(PROMPT, 12, sampling=Sampling(temperature=0.8, top_p=0.9, logprobs=3))
     tokens, finished = engine.answer(request)

@@ -208,3 +208,19 @@ def test_nothing_forks(package: str) -> None:
                 assert name not in ("fork", "forkpty", "posix_spawn"), f"{file} forks"
                 modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
                 assert "multiprocessing" not in modules, f"{file} imports multiprocessing"
+
+
+def test_on_a_slow_disk_drafting_that_does_not_pay_is_turned_off(model: Path) -> None:
+    """A19, the real thing: real misses, a real delay a read, and a random head, which is right about never.
+
+    The second answer begins with what the first one learnt: it reads what plain decoding reads, within a tenth.
+    """
+    with engine_process(model, share=0.4, settings={"depth_controller": "cost", "depth": 2}) as engine:
+        engine.ready()
+        engine.loader.delay_s = 0.002
+        engine.ask(PROMPT, 48)
+        _, _, plain = engine.ask(PROMPT, 48, speculation="off")
+        _, _, settled = engine.ask(PROMPT, 48)
+        assert settled.stats["bytes_read"] <= 1.1 * plain.stats["bytes_read"]
+        rounds_at_0 = sum(rounds for depth, rounds in settled.stats["depth_over_time"] if depth == 0)
+        assert rounds_at_0 >= 0.85 * settled.stats["rounds"]

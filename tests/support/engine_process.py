@@ -159,7 +159,8 @@ class EngineProcess:
 
 def _environment() -> dict[str, str]:
     """The engine may not look for a home, a cache or the network."""
-    return {"PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent", "PYTHONWARNINGS": "error::ResourceWarning"}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return {**kept, "HOME": "/nonexistent", "PYTHONWARNINGS": "error::ResourceWarning"}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import sys
 import mlx.core as mx
 
 # Freed buffers that MLX keeps for the next forward. What it keeps the pool and the page cache do not have.
-CACHE_BYTES = 256 << 20
+CACHE_BYTES = 64 << 20
 
 
 def use_device() -> str:

@@ -74,7 +74,8 @@ class _Answer:
         )
         try:
             reason = self._decode(decoder, limit - delivered)
-            self._serving.controller = self._prepared.controller
+            if self._prepared.learns:
+                self._serving.controller = self._prepared.controller
             return self._finished(reason, decoder.stats())
         finally:
             decoder.close()

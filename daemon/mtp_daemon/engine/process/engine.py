@@ -13,6 +13,7 @@ from mtp_daemon.engine.process.front_link import FrontLink
 from mtp_daemon.engine.process.mailbox import Activity, Mailbox
 from mtp_daemon.engine.process.serving import Serving
 from mtp_daemon.engine.process.settings import read_settings
+from mtp_loader.errors import LoaderError, UserError
 from mtp_protocol.engine_messages import Failed, Ready
 from mtp_protocol.errors import ProtocolError
 
@@ -41,6 +42,9 @@ def run_engine(
         return LEFT
     except EngineError as error:
         front.send(Failed(None, error.kind, str(error)))
+        return CANNOT_START
+    except LoaderError as error:
+        front.send(Failed(None, "bad_request" if isinstance(error, UserError) else "environment", str(error)))
         return CANNOT_START
     except OSError as error:
         front.send(Failed(None, "environment", f"the engine cannot start: {error}"))

@@ -13,12 +13,16 @@ from mtp_protocol.engine_messages import Start
 
 @dataclass(frozen=True)
 class Prepared:
-    """`limit`: the most tokens the answer may have, so that prompt and answer fit the context."""
+    """`limit`: the most tokens the answer may have, so that prompt and answer fit the context. `learns`: it drafts in
+
+    the service's own way, so that what its controller learns holds for the next request.
+    """
 
     prompt: tuple[int, ...]
     decode: DecodeSettings
     controller: DepthController
     limit: int
+    learns: bool
 
 
 def prepare(start: Start, serving: Serving) -> Prepared:
@@ -30,7 +34,8 @@ def prepare(start: Start, serving: Serving) -> Prepared:
         raise RequestRefused(f"max_tokens must be 0 or more, not {start.max_tokens}", "bad_request")
     _check_bias(start, serving.vocabulary.size)
     decode, controller = _way_to_draft(start, serving)
-    return Prepared(prompt, decode, controller, _limit(start, len(prompt), serving.context))
+    learns = start.speculation is None and start.depth is None
+    return Prepared(prompt, decode, controller, _limit(start, len(prompt), serving.context), learns)
 
 
 def _prompt(start: Start, serving: Serving) -> tuple[int, ...]:

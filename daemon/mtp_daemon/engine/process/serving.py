@@ -12,7 +12,10 @@ from mtp_daemon.engine.text import Vocabulary
 
 @dataclass
 class Serving:
-    """`controller` is the last request's depth controller: the next one's is its successor. `context` in tokens."""
+    """`controller` is the depth controller of the last request in the service's own way: the next is its successor.
+
+    `context` in tokens.
+    """
 
     settings: EngineSettings
     target: Target
