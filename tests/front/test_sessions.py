@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from mtp_daemon.errors import RequestError
 from mtp_daemon.front.client_port import Outcome
@@ -108,24 +108,24 @@ class Lives(RuleBasedStateMachine):
         self.world.pump()
         return multiple()
 
+    @precondition(lambda self: not self.up)
     @rule()
     def engine_up(self) -> None:
-        if not self.up:
-            self.up = True
-            self.world.sessions.engine_is_ready(self.world.now)
-            self._engine_reads()
+        self.up = True
+        self.world.sessions.engine_is_ready(self.world.now)
+        self._engine_reads()
 
+    @precondition(lambda self: self.up)
     @rule()
     def engine_dies(self) -> None:
-        if self.up:
-            self.up, self.working = False, None
-            self.world.engine.clear()
-            self.world.sessions.engine_is_gone("killed", self.world.now)
+        self.up, self.working = False, None
+        self.world.engine.clear()
+        self.world.sessions.engine_is_gone("killed", self.world.now)
 
+    @precondition(lambda self: self.working is not None)
     @rule(count=st.integers(1, 3))
     def engine_tokens(self, count: int) -> None:
-        if self.working is None:
-            return
+        assert self.working is not None
         request = self.working.request
         made = self.given.setdefault(request, [])
         if len(made) >= self.working.max_tokens:
@@ -137,17 +137,18 @@ class Lives(RuleBasedStateMachine):
         if request in self.world.sessions.requests:
             made.extend(ids)
 
+    @precondition(lambda self: self.working is not None)
     @rule(how=st.sampled_from(["stop", "cancelled"]))
     def engine_ends(self, how: str) -> None:
-        if self.working is not None:
-            self._engine_ends(how)
+        self._engine_ends(how)
 
+    @precondition(lambda self: self.working is not None)
     @rule()
     def engine_fails(self) -> None:
-        if self.working is not None:
-            request, self.working = self.working.request, None
-            self.world.sessions.engine_says(e.Failed(request, "environment", "disk"), self.world.now)
-            self._engine_reads()
+        assert self.working is not None
+        request, self.working = self.working.request, None
+        self.world.sessions.engine_says(e.Failed(request, "environment", "disk"), self.world.now)
+        self._engine_reads()
 
     @rule(passed=st.floats(0, 20))
     def time(self, passed: float) -> None:
@@ -204,11 +205,12 @@ class Lives(RuleBasedStateMachine):
         for socket in world.sockets.values():
             if socket.state == "full":
                 socket.state = "sent"
-        self.engine_up()
+        if not self.up:
+            self.engine_up()
         for _ in range(2000):
-            if not world.sessions.busy:
-                break
             self._engine_reads()
+            if self.working is None:
+                break
             self.engine_tokens(3)
         assert not world.sessions.busy
         world.pump()
@@ -223,7 +225,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture

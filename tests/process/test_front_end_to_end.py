@@ -24,11 +24,15 @@ N = 32
 
 
 class ServedModel(FrontProcess):
-    """`mtpd serve` as a user runs it."""
+    """`mtpd serve` as a service manager runs it: H8, hardly any environment."""
 
     def __init__(self, model: Path, **settings: str) -> None:
         self.model = model
         super().__init__(None, **settings)
+
+    def environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+        return {"PATH": "/usr/bin:/bin", "HOME": str(self.home), **kept}
 
     def command(self) -> list[str]:
         flags = [x for name, value in self.settings.items() for x in (f"--{name.replace('_', '-')}", str(value))]

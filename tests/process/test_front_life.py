@@ -1,7 +1,9 @@
 """Start, stop and death of the front itself: one daemon a directory, nothing left behind, no orphans."""
 
 import os
+import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -208,6 +210,46 @@ def test_ready_means_served() -> None:
         assert not (front.run_dir / "client.sock").exists()
         with pytest.raises(NotRunning, match=f"pid {front.process.pid}. is starting"):
             front.client()
+
+
+def test_service_manager_is_told(tmp_path: Path) -> None:
+    """READY only when served; the watchdog is fed while all is well, and not by an engine that does not move."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(DEADLINE_S)
+        variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "60000000"}
+        script = {"engine": [{"hang_at": "token:2"}]}
+        with FrontProcess(script, variables=variables).wait_ready() as front, front.client() as client:
+            assert manager_hears(manager, "READY=1", before="WATCHDOG=1")
+            assert manager_hears(manager, "WATCHDOG=1")
+            answered = client.generate("x", max_tokens=5)
+            while not isinstance(next(answered), Tokens):
+                pass
+            # Beats still come, each with the same progress: after what is under way, silence.
+            manager.settimeout(1.5)
+            with pytest.raises(TimeoutError):
+                for _ in range(20):
+                    manager.recv(1000)
+            manager.settimeout(DEADLINE_S)
+            front.process.send_signal(signal.SIGTERM)
+            assert manager_hears(manager, "STOPPING=1")
+
+
+def manager_hears(manager: socket.socket, word: str, before: str = "no such word") -> bool:
+    while True:
+        said = manager.recv(1000).decode()
+        if word in said:
+            return True
+        assert before not in said
+
+
+def test_nothing_forks() -> None:
+    """G8, H7: no fork after MLX or ZeroMQ: the sources know neither os.fork nor a forking pool."""
+    root = Path(__file__).resolve().parents[2]
+    sources = [p for part in ("daemon", "client", "loader", "protocol") for p in (root / part).rglob("*.py")]
+    assert len(sources) > 50
+    forbidden = re.compile(r"os\.fork|forkpty|multiprocessing\.(Pool|Process|get_context)|ProcessPoolExecutor")
+    assert [str(p) for p in sources if forbidden.search(p.read_text(encoding="utf-8"))] == []
 
 
 def test_minimal_environment() -> None:

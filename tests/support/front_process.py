@@ -33,9 +33,19 @@ def until(what: str, condition: Callable[[], Any], deadline_s: float = DEADLINE_
 
 
 class FrontProcess:
-    """A front with children as `script` says (see fake_children). `settings` go to the front."""
+    """A front with children as `script` says (see fake_children). `settings` go to the front,
 
-    def __init__(self, script: dict[str, Any] | None = None, run_dir: Path | None = None, **settings: Any) -> None:
+    `variables` into its environment.
+    """
+
+    def __init__(
+        self,
+        script: dict[str, Any] | None = None,
+        run_dir: Path | None = None,
+        variables: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.variables = variables or {}
         self.home = Path(tempfile.mkdtemp(prefix="mtpd-t-"))
         self.run_dir = run_dir if run_dir is not None else self.home / "run"
         self.logs = self.home / "seen"
@@ -46,16 +56,19 @@ class FrontProcess:
 
     def spawn(self) -> "subprocess.Popen[str]":
         """Another front on the same run directory."""
-        environment = {
+        return subprocess.Popen(
+            self.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment(),
+            start_new_session=True,
+        )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")])),
             "FAKE_SCRIPT": str(self.home / "script.json"),
             "FAKE_LOG": str(self.logs),
+            **self.variables,
         }
-        return subprocess.Popen(
-            self.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
 
     def command(self) -> list[str]:
         model = str(self.home / "model")

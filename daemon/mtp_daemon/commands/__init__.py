@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from types import ModuleType
 
-from mtp_daemon.commands import install_service, logs, serve, status, stop, uninstall_service
+from mtp_daemon.commands import install_service, logs, pin, resize, serve, status, stop, uninstall_service
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("serve", "run the service on a model, in the foreground", serve),
     Command("status", "what the service does: pool, hit rate, queue, children", status),
     Command("stop", "stop the service; a running answer may finish first", stop),
+    Command("resize", "give the pool another size while answers go on", resize),
+    Command("pin", "hold experts in the pool", pin),
     Command("install-service", "start the service with your session (systemd or launchd)", install_service),
     Command("uninstall-service", "stop that and remove it", uninstall_service),
     Command("logs", "show the installed service's log", logs),

@@ -63,7 +63,7 @@ class Front:
         self._clock = RunningClock()
         self._until = 0.0
         self._stops_seen = 0
-        self._alive_at = 0.0
+        self._look_at = 0.0
         self._retry_s: float | None = None
         self._broken: str | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -97,28 +97,40 @@ class Front:
     # --- a turn of the loop ---
 
     def _turn(self) -> None:
+        """What costs something is done when an event or a deadline asks for it: tokens pass through in between."""
         self._poll_children_fds()
         wait_s = self._wait_s()
-        self._poller.poll(int(wait_s * 1000) + 1)
+        events = dict(self._poller.poll(int(wait_s * 1000) + 1))
         now = self._clock.tick(wait_s)
-        self._signals.drain()
         self._lineup.now = now
-        self._lineup.receive(_CHILD_MESSAGES)
-        self._read_clients(now)
-        for child in self._lineup.children:
-            if child.process is not None:
-                child.process.drain()
-        self._lineup.tick(now)
-        self._children.flush()
-        if now >= self._alive_at:
-            self._alive_at = now + _LOOK_S
+        if self._signals.fd in events:
+            self._signals.drain()
+        if self._children.socket in events:
+            self._lineup.receive(_CHILD_MESSAGES)
+            # A child that speaks has connected: what waited for that can go.
+            self._children.flush()
+        if self._port.socket in events:
+            self._read_clients(now)
+        look = now >= self._look_at
+        if look or self._polled & events.keys() or self._wait_s() == 0.0:
+            self._look_after_children(now)
+        if look:
+            self._look_at = now + _LOOK_S
             self._clients.keep_alive(now)
             self._sessions.expire(now)
             self._errands.expire(now)
             self._watchdog.look(self._lineup, busy=self._sessions.busy, serving=self._phase == "serving")
             self._check()
         self._retry_s = self._clients.pump(now)
-        self._move_on(now)
+        if look or self._phase != "serving" or self._signals.count > self._stops_seen:
+            self._move_on(now)
+
+    def _look_after_children(self, now: float) -> None:
+        for child in self._lineup.children:
+            if child.process is not None:
+                child.process.drain()
+        self._lineup.tick(now)
+        self._children.flush()
 
     def _check(self) -> None:
         """A broken invariant is a bug of ours: said aloud and kept for status, but no reason to end every answer."""

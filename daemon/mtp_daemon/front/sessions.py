@@ -6,6 +6,7 @@ Invariants, checked by `integrity.check`:
 3. A request that is not ended is either the running one or waits in the queue, never both.
 """
 
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,8 @@ from mtp_daemon.front.request import Request, Stream
 from mtp_daemon.front.token_log import Run
 from mtp_protocol import client_messages as c
 from mtp_protocol import engine_messages as e
+
+log = logging.getLogger("mtpd")
 
 # A request that kills its engine this often without getting a token on is not tried again.
 DEATHS_ON_ONE_REQUEST = 3
@@ -70,6 +73,7 @@ class Sessions:
         self.counts["accepted"] += 1
         request.ahead_at_first = self._ahead(request)
         self._audience.reply(client, c.Accepted(submit.ref, request.id, request.ahead_at_first))
+        log.info("request=%s accepted ahead=%d", request.id.hex(), request.ahead_at_first)
         self._follow(client, request, 0)
         self.start_next(now)
 
@@ -221,6 +225,9 @@ class Sessions:
         request.state, request.terminal = "ended", terminal
         if self.running is request:
             self.running = None
+        how = f"failed {terminal.kind}: {terminal.text}" if isinstance(terminal, c.Failed) else terminal.reason
+        took_s = now - request.submitted_at
+        log.info("request=%s ended tokens=%d s=%.3f: %s", request.id.hex(), len(request.log), took_s, how)
         if isinstance(terminal, c.Failed):
             self.counts["failed"] += 1
         else:
