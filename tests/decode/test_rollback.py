@@ -8,10 +8,14 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_lm.models.gated_delta import compute_g
 
+from mtp_daemon.engine.decode import gated_delta as module
+from mtp_daemon.engine.decode.decoder import Decoder
 from mtp_daemon.engine.decode.gated_delta import DeltaCache, recording_deltas
 from mtp_daemon.engine.decode.rollback import Snapshot, one_at_a_time
+from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.draft.interface import scripted
 from mtp_daemon.engine.errors import EngineBug, EnvironmentFailed, RequestRefused
+from mtp_protocol.sampling import Sampling
 from support.decoding import (
     Scripted,
     assert_like_fresh,
@@ -97,10 +101,6 @@ def test_an_error_that_cannot_be_taken_back_ends_the_request(monkeypatch: pytest
 def test_cancelled_between_chunks() -> None:
     """A cancelled prefill says so and is not decoded from."""
     on, prompt = target("qwen3_next"), prompt_of(30)
-    from mtp_daemon.engine.decode.decoder import Decoder
-    from mtp_daemon.engine.decode.settings import DecodeSettings
-    from mtp_protocol.sampling import Sampling
-
     decoding = Decoder(on, DecodeSettings(chunk=8), prompt, Sampling())
     seen: list[int] = []
     assert not decoding.prefill(lambda done, total: seen.append(done), lambda: len(seen) > 2)
@@ -186,8 +186,6 @@ def test_c7_the_recurrent_state_stays_float32_for_512_steps() -> None:
     on = target("qwen3_next", quant="q4g32/bf16")
     recording_deltas(on.trunk.model)
     decoding = decoder(on, prompt_of(4), drafter=Scripted([], 4, oracle), depth=0)
-    import mtp_daemon.engine.decode.gated_delta as module
-
     steps: list[tuple[Any, ...]] = []
     plain = module.gated_delta_update
 

@@ -1,19 +1,20 @@
 """The head against its numpy reference: one step, chained steps, priming; and its precision."""
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
 from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.draft.interface import DraftSource
 from mtp_daemon.engine.draft.ways import make_drafter
+from mtp_daemon.engine.errors import RequestRefused
 from mtp_daemon.engine.mtp.head import MtpHead, head_args
-from mtp_daemon.engine.sampling import Chooser
-from mtp_protocol.sampling import Sampling
 from support.checkpoints import make_head_weights
-from support.decoding import decoder, prompt_of, target
+from support.decoding import decoder, prompt_of, reference, run, target
 from support.families import config_of, sizes_of
 from support.head_reference import ReferenceHead
 
@@ -135,8 +136,6 @@ def test_b10_a_4_bit_head_is_near_the_bf16_one() -> None:
     coarse = MtpHead(head_args(on.trunk.model))
     coarse.load_weights(list(make_head_weights("qwen3_next").items()))
     coarse.set_dtype(mx.bfloat16)
-    import mlx.nn as nn
-
     nn.quantize(coarse, group_size=64, bits=4)
     embedded = on.trunk.embed(mx.array([prompt[1:]]))
     logits = []
@@ -161,8 +160,6 @@ def test_b10_hardly_any_acceptance_is_told() -> None:
 
 def test_settings_are_checked() -> None:
     """Each knob refuses what is out of its range, by name."""
-    from mtp_daemon.engine.errors import RequestRefused
-
     for name, value in {
         "depth": -1,
         "chunk": 0,
@@ -173,4 +170,10 @@ def test_settings_are_checked() -> None:
     }.items():
         with pytest.raises(RequestRefused, match=name):
             DecodeSettings(**{name: value})  # type: ignore[arg-type]
-    assert Chooser(Sampling()).sampling.greedy
+
+
+def test_pre_norm_rows_change_no_token() -> None:
+    """Which rows feed the head never changes the output, only how often a draft is right."""
+    plain, prompt = target("qwen3_next", head=True), prompt_of(7)
+    decoding = decoder(replace(plain, hidden="pre_norm"), prompt, depth=3)
+    assert run(decoding, 9) == reference(plain, prompt, 9)
