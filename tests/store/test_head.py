@@ -7,14 +7,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mtp_loader.errors import BadRequest, DamagedCheckpoint
+from mtp_loader.errors import BadRequest, DamagedCheckpoint, LoaderError
 from mtp_loader.store import HeadFound, HeadMissing, find_head, open_source
 from mtp_loader.store.packing.pack import pack
 from mtp_loader.store.packing.settings import PackSettings
 from support.checkpoints import Head, head_file, make_checkpoint, make_head_weights, make_original_qwen3_next
 from support.expert_bytes import expert_bytes
 from support.families import EXPERTS, HEAD_FAMILIES
-from support.rewrite import drop, edit_tensors
+from support.rewrite import drop, edit_tensors, retype
 
 FORMS = ("stacked", "per_expert", "fused")
 
@@ -109,6 +109,15 @@ def test_b6_a_head_that_lacks_a_tensor_is_refused(tmp_path: Path, part: str) -> 
         open_source(path, widen=False)
     without = open_source(path, widen=False, with_head=False)
     assert not any(y.is_head for y in without.geometry.layers)
+
+
+@pytest.mark.parametrize("name", ["mtp.fc.weight", "mtp.layers.0.mlp.switch_mlp.up_proj.weight"])
+def test_e5_a_head_in_fp8_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = make_checkpoint(tmp_path / "m", "qwen3_next", head=Head("shard"))
+    edit_tensors(path, lambda w: {n: v.astype(mx.uint8) if n == name else v for n, v in w.items()}, "mtp.safetensors")
+    retype(path / "mtp.safetensors", name, "F8_E4M3")
+    with pytest.raises(LoaderError, match=r"FP8 \(F8_E4M3\)"):
+        open_source(path, widen=False)
 
 
 @pytest.mark.parametrize("extra", ["mtp.layers.0.mlp.router_bias", "mtp.embed_tokens.weight", "mtp.layers.1.x.weight"])
