@@ -237,8 +237,8 @@ def test_taking_a_guard_out_is_noticed(mutation: Patch, monkeypatch: pytest.Monk
         run_state_machine_as_test(
             SlotMachine,
             settings=settings(
-                max_examples=400,
-                stateful_step_count=60,
+                max_examples=250,
+                stateful_step_count=50,
                 deadline=None,
                 database=None,
                 derandomize=True,

@@ -91,8 +91,8 @@ class SlotWorld:
                     case StartFill():
                         self.start_read(effect)
                     case PromoteFill():
-                        read = self.reads[effect.slot]
-                        self.reads[effect.slot] = StartFill(0, read.slot, read.layer, read.expert, True)
+                        if (read := self.reads.get(effect.slot)) is not None:
+                            self.reads[effect.slot] = StartFill(0, read.slot, read.layer, read.expert, True)
                     case CancelFill():
                         self.answer_cancel(effect)
                     case Evicted():
@@ -103,8 +103,7 @@ class SlotWorld:
                         self.resized = effect.slots
                         assert all(self.table.banks[0].slots.state[s] == State.RETIRED for s in self.tail())
                     case Recall() | Filled() | FillFailed():
-                        held = self.table.banks[0].holds
-                        assert not (isinstance(effect, Recall) and held.keys() & set(effect.slots)), "a held slot went"
+                        assert not (isinstance(effect, Recall) and self.waited_for() & set(effect.slots))
                         self.to_engine.append(effect)
         else:
             raise AssertionError("the table asks for ever")
@@ -141,6 +140,15 @@ class SlotWorld:
         self.table.fill_failed(0, slot, "EIO")
         self.carry_out()
 
+    def waited_for(self) -> set[int]:
+        """Slots of the wave whose ticket is open, whether hits or filled for it: none may be recalled now."""
+        if self.wave is None or self.wave.ticket not in self.table.open_tickets:
+            return set()
+        keys = {key_of(self.wave.layer, e) for e in self.wave.experts}
+        held = {slot for slot, key in self.told.items() if key in keys}
+        states = self.table.banks[0].slots
+        return held | {slot for key, slot in states.slot_of.items() if key in keys}
+
     def queued(self) -> int:
         return sum(len(ticket.queued) for ticket in self.table.banks[0].queue)
 
@@ -171,6 +179,7 @@ class SlotWorld:
         self.to_engine.clear()
         self.to_loader.clear()
         welcome = self.table.hello()
+        assert not self.table.open_tickets, "a dead map's demands are still served"
         self.greeted = True
         self.learn(welcome)
         self.carry_out()
@@ -317,5 +326,6 @@ class SlotWorld:
         bank = self.table.banks[0]
         assert self.table.count(State.RECALLED) == 0 and self.table.count(State.FILLING) == 0
         if any(bank.slots.key[slot] not in bank.pins for slot in bank.slots.residents()):
-            assert self.table.count(State.FREE) >= bank.reserve, "the reserve did not come back"
+            absent = bank.experts - self.table.count(State.RESIDENT)
+            assert self.table.count(State.FREE) >= min(bank.reserve, absent), "the reserve did not come back"
         assert not bank.slots.leaving, "rows of the pool's tail are still in use"

@@ -12,9 +12,10 @@ from mtp_loader.policy.interface import Policy, expert_of, layer_of
 from mtp_loader.pool.demand import Ticket
 from mtp_loader.pool.effects import Effect, Evicted, PromoteFill
 from mtp_loader.pool.fills import BankFills
-from mtp_loader.pool.layout import reserve_slots
+from mtp_loader.pool.layout import experts_of, reserve_slots
 from mtp_loader.pool.states import State
 from mtp_protocol.expert_messages import Filled, Recall
+from mtp_protocol.geometry import Bank, Geometry
 
 PIN_BURST = 4  # pins loaded at a time beside the reserve
 
@@ -22,9 +23,12 @@ PIN_BURST = 4  # pins loaded at a time beside the reserve
 class BankSlots(BankFills):
     """Serves one bank's demands."""
 
-    def __init__(self, bank: int, rows: int, minimum: int, policy: Policy, reserve: int | None, effects: list[Effect]):
-        super().__init__(bank, rows, policy, effects)
-        self.minimum = minimum
+    def __init__(
+        self, bank: Bank, rows: int, geometry: Geometry, policy: Policy, reserve: int | None, to: list[Effect]
+    ):
+        super().__init__(bank.bank, rows, policy, to)
+        self.minimum = geometry.minimum_slots(bank.bank)
+        self.experts = experts_of(geometry, bank)
         self.queue: deque[Ticket] = deque()  # tickets with keys that have no slot yet, oldest first
         self.writable = False
         self._reserve_setting = reserve
@@ -165,7 +169,9 @@ class BankSlots(BankFills):
     def _recall_victims(self) -> None:
         queued = sum(len(ticket.queued) for ticket in self.queue)
         short = queued - self._supply()
-        wanted = short + self.reserve + (0 if queued else min(len(self.unloaded_pins), PIN_BURST))
+        # No slot is kept for an expert that does not exist: a pool that holds them all gives none up.
+        reserve = min(self.reserve, max(0, self.experts - len(self.slots.slot_of) - queued))
+        wanted = short + reserve + (0 if queued else min(len(self.unloaded_pins), PIN_BURST))
         if wanted > 0:
             victims = self.policy.victims(wanted, self)
             self._recall(self.slots.slot_of[key] for key in victims)

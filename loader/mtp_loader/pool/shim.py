@@ -59,9 +59,9 @@ class ReadShim:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if s.refuse_above and sum(b.nbytes for b in buffers) >= s.refuse_above:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        if s.short:
-            buffers = _first(buffers, s.short)
         n = os.preadv(fd, buffers, offset)
+        if s.short:  # what came beyond is read again: O_DIRECT would refuse to be asked for so little
+            n = min(n, s.short)
         if s.gbps:
             self._pay(n)
         return n
@@ -72,13 +72,3 @@ class ReadShim:
             self._free_at = max(self._free_at, now) + nbytes / (self._settings.gbps * 1e9)
             wait = self._free_at - now
         time.sleep(wait)
-
-
-def _first(buffers: Sequence[memoryview], nbytes: int) -> list[memoryview]:
-    kept = []
-    for buffer in buffers:
-        if nbytes <= 0:
-            break
-        kept.append(buffer[:nbytes])
-        nbytes -= kept[-1].nbytes
-    return kept

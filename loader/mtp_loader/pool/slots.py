@@ -35,8 +35,8 @@ class SlotTable:
     ) -> None:
         self._effects: list[Effect] = []
         self.banks = [
-            BankSlots(b.bank, b.slots, geometry.minimum_slots(b.bank), policy, reserve, self._effects)
-            for b, policy in zip(layout.banks, policies, strict=True)
+            BankSlots(bank, placed.slots, geometry, policy, reserve, self._effects)
+            for bank, placed, policy in zip(geometry.banks, layout.banks, policies, strict=True)
         ]
         self._layers = {layer.layer: layer for layer in geometry.layers}
         self._pin_share = pin_share
@@ -96,11 +96,12 @@ class SlotTable:
     def need(self, need: Need) -> None:
         """A wave's misses. One that cannot be served is answered by FillFailed, never left waiting."""
         keys = sorted({key_of(need.layer, expert) for expert in need.experts})
-        if (reason := self.refusal(need)) is not None:
+        reason = self.refusal(need)
+        self._last_ticket = max(self._last_ticket, need.ticket)
+        if reason is not None:
             expert = need.experts[0] if need.experts else 0
             self._effects.append(FillFailed(need.ticket, need.layer, expert, reason))
             return
-        self._last_ticket = need.ticket
         bank = self.banks[self._layers[need.layer].bank]
         ticket = Ticket(need.ticket, need.layer, deque(keys), set(keys), list(dict.fromkeys(need.held_slots)))
         self._tickets[need.ticket] = bank, ticket

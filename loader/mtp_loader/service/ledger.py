@@ -5,7 +5,8 @@ A *request* is one expert that one layer needed in one forward. The engine tells
 hits. So every request is recorded once, layers in the order in which they ran, and an event is recorded before its
 misses are inserted: a replay that goes through the recorded forwards layer by layer sees the same events.
 
-    for each layer of a forward, E = its distinct experts, sorted, M = those not resident, f = FREE slots, r = reserve:
+    for each layer of a forward, E = its distinct experts, sorted, M = those not resident, f = FREE slots,
+    r = min(reserve, experts in the bank's layers - resident ones - len(M)):
         policy.record(Event(layer, E, (), tokens))
         if M: victims(len(M) + r - f, protected=E) are removed in one go, then M is inserted in order
 
