@@ -46,13 +46,14 @@ def test_ready_says_what_the_front_must_know(model: Path) -> None:
         assert "Traceback" not in engine.log.read_text()
 
 
-def test_stop_in_the_middle_of_an_answer(model: Path) -> None:
-    """The request gets its terminal message, then the process leaves within the deadline."""
+def test_stop_while_it_waits_for_an_expert(model: Path) -> None:
+    """The wait ends, the request gets its terminal message, and the process leaves by itself within the deadline."""
     with engine_process(model, share=0.3) as engine:
         engine.ready()
-        engine.loader.delay_s = 0.05
         request = engine.start(PROMPT, 4000)
         engine.read(e.Tokens)
+        engine.loader.drop_fills = 10_000
+        engine.read(e.Beat, where=lambda b: b.busy)
         engine.send(e.Stop(10.0))
         assert isinstance(engine.answer(request)[1], e.Failed)
         assert engine.exit_code(10.0) == 0

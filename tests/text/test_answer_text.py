@@ -80,9 +80,10 @@ def test_the_joined_stream_is_the_whole_decoding_with_byte_fallback(spm: Vocabul
     assert not any("\ufffd" in piece.text for piece in pieces)
 
 
-def test_a_space_is_dropped_only_where_the_text_begins(spm: Vocabulary) -> None:
-    """A window that began after a token without text would drop the next word's space too."""
-    ids = [1, spm_word("▁hello"), spm_word("▁"), spm_word("▁world"), spm_word("lo"), spm_word("▁a")]
+@pytest.mark.parametrize("silent", [[], [5000], [5000, 5001]], ids=str)
+def test_a_space_is_dropped_only_where_the_text_begins(spm: Vocabulary, silent: list[int]) -> None:
+    """A window that began with ids without text (past a padded vocabulary's end) would drop the next word's space."""
+    ids = [1, spm_word("▁hello"), *silent, spm_word("▁world"), spm_word("▁"), spm_word("▁a"), *silent, spm_word("▁a")]
     assert joined(pieces_of(AnswerText(spm.decode, spm.eos), ids)) == spm.decode(ids)
 
 

@@ -50,7 +50,7 @@ class IncrementalDecoding:
     def _take(self, grown: str, end: int) -> None:
         before = self._decode(self.ids[self._window : self.complete]) if self.complete > self._window else ""
         self.text += grown[len(before) :]
-        # A window whose beginning has no text would be taken for the start of a text, where decoders drop a space.
-        if before:
+        # A window that began with ids without text would be taken for the start of a text, where decoders drop a space.
+        if len(grown) > len(before):
             self._window = self.complete
         self.complete = end
