@@ -89,7 +89,7 @@ class ExpertFile:
         Raises ReadFailed, naming file and offset, after trying again where that can help: after EIO, and with the path
         opened anew when the file has gone or been replaced.
         """
-        failure: OSError | None = None
+        failure: tuple[int, str] | None = None  # not the error: its traceback would keep the buffers
         for attempt in range(_EIO_RETRIES + 2):
             if attempt and not self._worth_another(failure, attempt):
                 break
@@ -99,7 +99,7 @@ class ExpertFile:
                         return
                 failure = None
             except OSError as error:
-                failure = error
+                failure = error.errno or 0, error.strerror or str(error)
         raise ReadFailed(self._reason(offset, needed, failure))
 
     def _read_once(self, opened: _Descriptors, offset: int, buffers: Sequence[memoryview], aligned: bool) -> int:
@@ -124,9 +124,9 @@ class ExpertFile:
             left = _after(left, n)
         return done
 
-    def _worth_another(self, failure: OSError | None, attempt: int) -> bool:
+    def _worth_another(self, failure: tuple[int, str] | None, attempt: int) -> bool:
         """After EIO yes, a few times; then, and after anything else, if the path leads to a file worth reading."""
-        if failure is not None and failure.errno in (errno.EIO, errno.EINTR, errno.EAGAIN) and attempt <= _EIO_RETRIES:
+        if failure is not None and failure[0] in (errno.EIO, errno.EINTR, errno.EAGAIN) and attempt <= _EIO_RETRIES:
             return True
         return self.reopen(same_file_too=failure is not None)
 
@@ -161,9 +161,9 @@ class ExpertFile:
                 if opened.retired and not opened.users:
                     opened.close()
 
-    def _reason(self, offset: int, needed: int, failure: OSError | None) -> str:
+    def _reason(self, offset: int, needed: int, failure: tuple[int, str] | None) -> str:
         if failure is not None:
-            return f"{self.path} at offset {offset}: {failure.strerror or failure}"
+            return f"{self.path} at offset {offset}: {failure[1]}"
         with self._using() as opened:
             size = os.fstat(opened.cached).st_size
         return (

@@ -1,5 +1,6 @@
 """The pool's region as the loader writes it: one row of every plane is a slot."""
 
+import contextlib
 import mmap
 import os
 import sys
@@ -53,6 +54,7 @@ class PoolRegion:
                 yield offset + limit * row, offset + placed.slots * row
 
     def close(self) -> None:
-        """Unmaps the region."""
+        """Unmaps the region; where a row is still referred to (an error's traceback, say) when that is gone."""
         self._bytes.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):
+            self._map.close()
