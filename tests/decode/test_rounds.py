@@ -195,9 +195,20 @@ def test_plain_greedy_runs_one_forward_ahead_and_comes_back() -> None:
     decoding._rounds._controller = Steps([0] * 6 + [2] * 2 + [0] * 3)
     assert run(decoding, 24) == answer
     assert decoding.stats()["pipelined"] >= 8
-    assert_like_fresh_after_flight = decoding._pipeline.in_flight
-    assert not assert_like_fresh_after_flight, "the last token was asked for: nothing may run ahead of it"
+    assert not decoding._pipeline.in_flight, "the last token was asked for: nothing may run ahead of it"
     assert_like_fresh(decoding)
+
+
+def test_a_long_pipeline_lets_go_of_finished_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What streams keep of a forward until `settle` must not grow with the answer: the pipeline drains now and then."""
+    on, prompt = target("qwen3_moe"), prompt_of(3)
+    settled: list[int] = []
+    decoding = decoder(on, prompt, depth=0)
+    monkeypatch.setattr(type(on.stream), "settle", lambda self: settled.append(len(decoding.history)))
+    monkeypatch.setattr("mtp_daemon.engine.decode.pipeline.DRAIN_EVERY", 16)
+    assert run(decoding, 40) == reference(on, prompt, 40)
+    assert len(settled) == 3
+    assert decoding.stats()["pipelined"] == 40
 
 
 class Steps:
@@ -233,3 +244,20 @@ def test_the_last_positions_logits_only() -> None:
     finally:
         del on.trunk.logits
     assert asked == [1, 1, 1]
+
+
+def test_c9_a_longer_prompt_costs_its_caches_only() -> None:
+    """C9: with chunks of 64, a prompt twice as long peaks higher by its keys and values, not by its activations."""
+    on = target("qwen3_moe")
+    peaks = []
+    for length in (513, 1025):
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        decoding = decoder(on, prompt_of(length), depth=0, chunk=64)
+        peaks.append(mx.get_peak_memory() - before)
+        held = sum(c.nbytes for c in decoding._state.caches)
+        decoding.close()
+    logits_of_all = 1025 * 512 * 4
+    assert peaks[1] - peaks[0] < 2 * held, peaks
+    assert peaks[1] < 3 * held + logits_of_all, peaks

@@ -119,6 +119,17 @@ def test_the_controller_hears_of_every_round() -> None:
     assert all(r.draft_s >= 0 and r.verify_s > 0 and r.stall_s == 0 for r in heard)
 
 
+def test_the_controller_hears_of_a_rescue_as_of_the_path_that_was_taken() -> None:
+    """A rescue's tokens count: its round committed accepted + 1 of them, on the branch."""
+    on, prompt = target("qwen3_next"), prompt_of(7)
+    answer = reference(on, prompt, 9)
+    decoding = decoder(on, prompt, drafter=Scripted(answer, len(prompt), wrong, "rescue"), depth=3)
+    heard: list[RoundTimes] = []
+    decoding._rounds._controller.observe = heard.append  # type: ignore[method-assign]
+    assert len(decoding.round(9).ids) == 4
+    assert [(r.drafted, r.accepted) for r in heard] == [(3, 3)]
+
+
 class Reads:
     """Counts waits for the device: `mx.eval` and what is read of an array that was not computed."""
 

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from mtp_daemon.engine.decode.pipeline import Pipeline
 from mtp_daemon.engine.decode.prefill import prefill
 from mtp_daemon.engine.decode.request import new_request
@@ -17,6 +19,9 @@ from mtp_daemon.engine.draft.ways import make_drafter
 from mtp_daemon.engine.errors import EngineBug, RequestRefused
 from mtp_daemon.engine.sampling import Chooser
 from mtp_protocol.sampling import Sampling
+
+CLEAR_EVERY = 256
+"""Tokens after which buffers that MLX keeps for reuse are let go: caches that grow leave theirs behind."""
 
 
 class Decoder:
@@ -52,6 +57,7 @@ class Decoder:
         self._rounds = Rounds(self._state, drafter, controller or Constant(settings.depth))
         self._pipeline = Pipeline(self._state)
         self._misses_before = 0
+        self._clear_at = len(history) + CLEAR_EVERY
 
     @property
     def history(self) -> tuple[int, ...]:
@@ -79,6 +85,13 @@ class Decoder:
             return Run(())
         if self._state.broken:
             raise EngineBug("a round was asked for after an error that cannot be taken back")
+        run = self._next(limit)
+        if len(self._state.history) >= self._clear_at:
+            self._clear_at = len(self._state.history) + CLEAR_EVERY
+            mx.clear_cache()
+        return run
+
+    def _next(self, limit: int) -> Run:
         depth = self._rounds.choose_depth(limit)
         if self._pipeline.in_flight or (depth == 0 and self._pipeline.possible()):
             start = time.perf_counter()

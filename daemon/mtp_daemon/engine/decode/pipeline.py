@@ -23,12 +23,17 @@ class _Flight:
     hidden: mx.array | None
 
 
+DRAIN_EVERY = 256
+"""Tokens after which nothing is launched ahead once: what finished forwards leave behind is let go."""
+
+
 class Pipeline:
     """At most one forward is in flight between calls; the caches then already hold the history's last token."""
 
     def __init__(self, state: RequestState) -> None:
         self._state = state
         self._flight: _Flight | None = None
+        self._since_drained = 0
         self._allowed = _needs_no_host(state.chooser.sampling)
 
     @property
@@ -41,12 +46,15 @@ class Pipeline:
     def next(self, go_on: bool) -> int:
         """The next token, committed; with `go_on` the forward after it is already running when this returns."""
         state = self._state
+        self._since_drained += 1
+        go_on = go_on and self._since_drained < DRAIN_EVERY
         try:
             flight = self._flight or self._launch(mx.array([[state.history[-1]]], dtype=mx.int32))
             self._flight = self._launch(flight.token[None]) if go_on else None
             token = host_ints(flight.token)[0]
             if self._flight is None:
                 state.target.stream.settle()
+                self._since_drained = 0
         except BaseException:
             state.broken = True
             raise

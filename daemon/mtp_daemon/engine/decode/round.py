@@ -53,7 +53,8 @@ class Rounds:
             runs.append(second)
         ids = tuple(token for run in runs for token in run.verdict.ids)
         self.stats.round_ended(depth, len(ids))
-        self._controller.observe(times.round(drafted, first.verdict.accepted))
+        # With a rescue the path that was taken is the branch's, right up to the last token committed but one.
+        self._controller.observe(times.round(drafted, len(ids) - 1))
         return Run(ids, tuple(entry for run in runs for entry in run.verdict.logprobs))
 
     def piped(self, token: int, seconds: float) -> Run:
