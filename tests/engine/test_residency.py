@@ -33,6 +33,8 @@ class ResidencyMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.residency = self.of(GEOMETRY, LAYOUT)
+        assert not self.residency.all_whole
+        self.residency.in_use |= {y.layer for y in LAYERS}
         self.told: dict[tuple[int, int], tuple[int, int]] = {}
         self.recalled: set[tuple[int, int]] = set()
         self.graphs: list[tuple[int, set[tuple[int, int]]]] = []

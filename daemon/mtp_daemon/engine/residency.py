@@ -35,7 +35,8 @@ class Residency:
         self._reading = [np.zeros(b.slots, np.int64) for b in layout.banks]
         self._recalled: list[set[int]] = [set() for _ in layout.banks]
         self._unusable = {y.layer: y.experts for y in geometry.layers}  # experts absent or recalled
-        self._partial = len(self._unusable)  # layers with any
+        self._partial = set(self._unusable)  # layers with any
+        self.in_use: set[int] = set()  # layers that a model reads: a head's may lie unused in the geometry
         self.versions = dict.fromkeys(self._tables, 0)
         self.mark = 1
 
@@ -49,7 +50,8 @@ class Residency:
 
     @property
     def all_whole(self) -> bool:
-        return not self._partial
+        """Every layer that is in use is whole."""
+        return bool(self.in_use) and self.in_use.isdisjoint(self._partial)
 
     @property
     def resident(self) -> int:
@@ -148,7 +150,7 @@ class Residency:
             table.fill(ABSENT)
             self.versions[layer] += 1
             self._unusable[layer] = len(table)
-        self._partial = len(self._tables)
+        self._partial = set(self._tables)
 
     def _bank(self, layer: int, slot: int) -> int:
         bank = self.bank_of.get(layer)
@@ -160,4 +162,7 @@ class Residency:
         before = self._unusable[layer]
         after = self._unusable[layer] = before - more
         self.versions[layer] += 1
-        self._partial += (after > 0) - (before > 0)
+        if not after:
+            self._partial.discard(layer)
+        elif not before:
+            self._partial.add(layer)

@@ -20,6 +20,7 @@ class StreamedSwitchGLU(Module):
         self.stream = stream
         self.layer = layer
         self.bank = stream.residency.bank_of[layer]
+        stream.residency.in_use.add(layer)
         self.activation = activation
         self.lookahead: Lookahead | None = None
 
