@@ -237,12 +237,11 @@ class SlotWorld:
         match message:
             case Filled(ticket=ticket, experts=experts):
                 self.learn(experts)
-                wave = self.wave
-                if wave is not None and ticket == wave.ticket:
-                    wave.got |= {r.expert for r in experts}
-                    if message.remaining == 0:
-                        assert wave.got >= wave.experts, "the ticket ended, and an expert is missing"
-                    if wave.got >= wave.experts:
+                if (wave := self.wave) is not None:  # whatever it came for: a prefetch may cross a demand
+                    wave.got |= {r.expert for r in experts if r.layer == wave.layer} & wave.experts
+                    if ticket == wave.ticket and message.remaining == 0:
+                        assert wave.got == wave.experts, "the ticket ended, and an expert is missing"
+                    if wave.got == wave.experts:
                         self.run_graph()
             case Recall(slots=slots):
                 self.recalls.update(slots)

@@ -159,11 +159,9 @@ class BankSlots(BankFills):
     def _supply(self) -> int:
         """Slots that are FREE or will be without anything more being done.
 
-        A recall pending on a held slot is none: the engine answers it only after the wave that waits here. Nor is one
-        pending beyond the limit: that slot will be gone.
+        A recall pending on a held slot is none: the engine answers it only after the wave that waits here.
         """
-        held = sum(slot in self.slots.recalled for slot in self.holds if slot not in self.slots.leaving)
-        pending = len(self.slots.recalled) - len(self.slots.recalled & self.slots.leaving) - held
+        pending = len(self.slots.recalled) - sum(slot in self.slots.recalled for slot in self.holds)
         return len(self.slots.free) + pending + sum(fill.cancel == "asked" for fill in self.fills.values())
 
     def _recall_victims(self) -> None:
