@@ -157,8 +157,11 @@ def test_a_model_of_the_cache_is_found_by_its_id(source: Path, tmp_path: Path, m
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert resolve_model("someone/some-model") == snapshot
     assert resolve_model(str(source)) == source
-    (repository / "refs" / "main").write_text("../../../etc")
-    with pytest.raises(NoSuchModel, match="mtp-loader fetch"):
-        resolve_model("someone/some-model")
+    shutil.copytree(source, tmp_path / "outside")
+    for revision in ("../../outside", "..", ""):
+        (repository / "refs" / "main").write_text(revision)
+        (repository / "config.json").write_text("{}")
+        with pytest.raises(NoSuchModel, match="mtp-loader fetch"):
+            resolve_model("someone/some-model")
     with pytest.raises(NoSuchModel, match="is a file"):
         resolve_model(str(source / "config.json"))

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +20,14 @@ from mlx_lm.utils import load_model
 from mtp_loader.errors import BadRequest, DamagedCheckpoint, DiskFull, NotStreamable
 from mtp_loader.store import open_source
 from mtp_loader.store.index import PAGE, read_index
+from mtp_loader.store.packing import layer as layer_module
 from mtp_loader.store.packing import pack as packing
 from mtp_loader.store.packing.journal import JOURNAL, Journal
 from mtp_loader.store.packing.pack import pack
 from mtp_loader.store.packing.settings import PackSettings, quantisation_of
 from support.checkpoints import Head, make_checkpoint
 from support.expert_bytes import all_bytes, every_expert, expert_bytes, expert_planes
-from support.families import FAMILIES
+from support.families import EXPERTS, FAMILIES
 from support.rewrite import drop, edit_config, edit_tensors
 
 QUANTS = (None, "bf16", "q2g32", "q3g64/bf16", "q4g64", "q5g32", "q6g64", "q8g32", "mixed", "mxfp4", "mxfp8", "nvfp4")
@@ -117,6 +119,11 @@ def test_float32_scales_are_those_of_the_widened_weights(tmp_path: Path) -> None
     dense = mx.load(str(tmp_path / "packed" / "model-dense-00001.safetensors"))
     assert isinstance(dense, dict)
     assert {v.dtype for v in dense.values()} == {mx.float32, mx.uint32}
+    plain_dense = mx.load(str(path / "model.safetensors"))
+    assert isinstance(plain_dense, dict)
+    parts = mx.quantize(plain_dense["lm_head.weight"].astype(mx.float32), group_size=64, bits=4)
+    for name, part in zip(("weight", "scales", "biases"), parts, strict=True):
+        assert mx.array_equal(dense[f"lm_head.{name}"], part)
 
 
 def test_widening_the_scales_of_a_quantised_model_changes_no_number(tmp_path: Path) -> None:
@@ -131,6 +138,44 @@ def test_widening_the_scales_of_a_quantised_model_changes_no_number(tmp_path: Pa
             else:
                 narrow = np.frombuffer(before[name], np.uint16).astype(np.uint32) << 16
                 assert narrow.view(np.float32).tobytes() == after[name]
+
+
+@pytest.mark.parametrize(("quant", "layout", "asked"), [("q4g64", "mlx", None), ("bf16", "hf", "q4g64")])
+def test_a_layer_larger_than_the_buffers_goes_through_them_run_by_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quant: str, layout: Any, asked: str | None
+) -> None:
+    """A run may not be overwritten by the next, which is read before this one is written."""
+    path = make_checkpoint(tmp_path / "m", "qwen3_moe", quant=quant, layout=layout)
+    options = PackSettings(quantisation_of(4, 64, None) if asked else None)
+    pack(path, tmp_path / "at_once", options, quiet)
+    made, ready = [0], threading.Condition()
+
+    def counting(real: Callable[..., None]) -> Callable[..., None]:
+        def make(plan: Any, *rest: Any) -> None:
+            real(plan, *rest)
+            with ready:
+                made[0] += 1
+                ready.notify_all()
+
+        return make
+
+    real_write, written_runs = layer_module.write_at, [0]
+
+    def write_at(fd: int, data: memoryview, offset: int) -> None:
+        written_runs[0] += 1
+        next_run = written_runs[0] if written_runs[0] % EXPERTS == 0 else written_runs[0] + 1
+        with ready:
+            assert ready.wait_for(lambda: made[0] >= next_run, timeout=10)
+        real_write(fd, data, offset)
+
+    monkeypatch.setattr(layer_module, "CHUNK_BYTES", 1)  # one expert a run
+    monkeypatch.setattr(layer_module, "copy_records", counting(layer_module.copy_records))
+    monkeypatch.setattr(layer_module, "make_records", counting(layer_module.make_records))
+    monkeypatch.setattr(layer_module, "write_at", write_at)
+    pack(path, tmp_path / "in_runs", options, quiet)
+    assert written_runs == [3 * EXPERTS]
+    for name in ("experts-00001.bin", "index.json"):
+        assert (tmp_path / "in_runs" / name).read_bytes() == (tmp_path / "at_once" / name).read_bytes()
 
 
 class Killed(BaseException):
@@ -235,6 +280,7 @@ def test_another_source_or_other_settings_begin_again(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
+from mtp_loader.store.packing import layer as layer_module
 from mtp_loader.store.packing import pack as packing
 from mtp_loader.store.packing.settings import PackSettings
 real, count = packing.write_layer, [0]

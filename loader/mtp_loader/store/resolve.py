@@ -7,7 +7,7 @@ from pathlib import Path
 from mtp_loader.errors import NoSuchModel
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_REVISION = re.compile(r"[0-9a-f]{40}|[\w.-]+")
+_REVISION = re.compile(r"[A-Za-z0-9][\w.-]*")  # in practice a commit's 40 hex digits
 
 
 def hub_cache() -> Path:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mtp_loader.errors import LoaderBug
 from mtp_loader.store.checksum import checksum_of
 from mtp_loader.store.index import PackedFile
 from mtp_loader.store.packing.dense import Job
@@ -15,6 +16,7 @@ def write_safetensors(path: Path, jobs: Sequence[Job], progress: Callable[[int],
     outputs = [o for job in jobs for o in job.outputs]
     header: dict[str, object] = {"__metadata__": {"format": "mlx"}}
     cursors: dict[str, int] = {}
+    ends: dict[str, int] = {}
     end = 0
     # Widest types first keeps every tensor aligned to its own type, as mapped files like it.
     for output in sorted(outputs, key=lambda o: (-_width(o.nbytes), o.name)):
@@ -25,6 +27,7 @@ def write_safetensors(path: Path, jobs: Sequence[Job], progress: Callable[[int],
         }
         cursors[output.name] = end
         end += output.nbytes
+        ends[output.name] = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)
     with open(path, "wb", buffering=0) as file:
@@ -35,6 +38,9 @@ def write_safetensors(path: Path, jobs: Sequence[Job], progress: Callable[[int],
                     _write_all(file.fileno(), block.data, 8 + len(text) + cursors[output.name])
                     cursors[output.name] += block.nbytes
                     progress(block.nbytes)
+        for output in outputs:
+            if cursors[output.name] != ends[output.name]:
+                raise LoaderBug(f"{output.name}: {cursors[output.name]} is not its end, {ends[output.name]}")
         os.ftruncate(file.fileno(), 8 + len(text) + end)
     return PackedFile(path.name, 8 + len(text) + end, checksum_of(path))
 
