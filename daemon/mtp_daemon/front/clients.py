@@ -74,7 +74,9 @@ class Clients:
         self.reply(client, Failed(error.kind, str(error), ref=ref))
 
     def follow(self, client: bytes, stream: Stream) -> None:
-        self._clients[client].streams.append(stream)
+        """A client that follows the request already begins anew: two streams of it could not be told apart."""
+        known = self._clients[client]
+        known.streams = [s for s in known.streams if s.request is not stream.request] + [stream]
 
     def followed(self, client: bytes) -> int:
         return len(self._clients[client].streams)
@@ -120,7 +122,7 @@ class Clients:
                 stream.sent(message)
             if stream.ended:
                 client.streams.remove(stream)
-                self._unfollow(identity, client, stream.request, now)
+                self._on_unfollow(identity, stream.request, now)
         return "sent"
 
     def _deliver(self, identity: bytes, client: _Client, message: ToClient, now: float) -> Outcome:
@@ -130,13 +132,8 @@ class Clients:
             client.sent_at = now
         return outcome
 
-    def _unfollow(self, identity: bytes, client: _Client, request: Request, now: float) -> None:
-        """A client may follow one request twice; only its last stream's end counts."""
-        if not any(stream.request is request for stream in client.streams):
-            self._on_unfollow(identity, request, now)
-
     def _forget(self, identity: bytes, now: float) -> None:
         client = self._clients.pop(identity)
         self.gone_count += 1
-        for request in {stream.request.id: stream.request for stream in client.streams}.values():
-            self._on_unfollow(identity, request, now)
+        for stream in client.streams:
+            self._on_unfollow(identity, stream.request, now)
