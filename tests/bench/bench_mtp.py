@@ -1,12 +1,14 @@
 """What MTP rounds cost and yield, all experts resident: `python tests/bench/bench_mtp.py MODEL [--prompts FILE]`.
 
-MODEL: a plain checkpoint with a head (for the demo model, its original layout). Prints, measured in turn in one run:
+MODEL: a plain checkpoint or a packed store, with a head. Prints, measured in turn in one run:
 
 - tokens a second: mlx-lm's `generate_step`, plain rounds (pipelined), chains of depth 1 to 3;
 - tokens a round and acceptance by position for each;
 - commit and rollback as a share of a round at depth 3. The caches are evaluated inside the measured part, so the share
   holds what they cost, not what it takes to write it down lazily;
-- the cost of a verify of 2, 3 and 4 positions in forwards of one.
+- the cost of a verify of 2, 3 and 4 positions in forwards of one;
+- with --text: how often the head's best is the model's own choice along that text, to hold against what training
+  measured (TRAINING.json beside the model).
 """
 
 import argparse
@@ -97,8 +99,15 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSON list of texts; default: random ids")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--count", type=int, default=4, help="prompts measured")
+    parser.add_argument("--text", type=Path, help="held-out text to measure agreement on (the first 8,000 tokens)")
     options = parser.parse_args()
     on = resident_target(options.model)
+    if options.text is not None:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
+        share = agreement(on, tokenizer.encode(options.text.read_text()).ids[:8000])
+        print(f"the head's best is the model's own choice at {share:.1%} of positions of {options.text.name}")
     prompts = _prompts(options, on)
     speeds: dict[str, list[float]] = {}
     yields: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 3: []}
@@ -123,6 +132,21 @@ def main() -> None:
         " / ".join(f"{c:.2f}" for c in verify_costs(on, prompts[0])),
         "forwards",
     )
+
+
+def agreement(on: Target, tokens: list[int], block: int = 256) -> float:
+    """Teacher-forced, in blocks that start without context, as training's quick figure is taken."""
+    assert on.head is not None
+    same = count = 0
+    for start in range(0, len(tokens) - block, block):
+        ids = mx.array([tokens[start : start + block + 1]])
+        rows = on.trunk.hidden(ids[:, :-1], on.trunk.make_cache())
+        own = mx.argmax(on.trunk.logits(rows.post), axis=-1)
+        out = on.head.step(on.head.join(on.trunk.embed(ids[:, 1:]), rows.post), on.head.make_cache())
+        drafted = mx.argmax(on.trunk.logits(out), axis=-1)
+        same += int((drafted[:, :-1] == own[:, 1:]).sum())
+        count += block - 1
+    return same / count
 
 
 def _print_yield(depth: int, runs: list[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ import itertools
 import mlx.core as mx
 import pytest
 
+from mtp_daemon.engine.depth import RoundTimes
 from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
 from support.decoding import (
     Scripted,
@@ -209,6 +210,30 @@ def test_a_long_pipeline_lets_go_of_finished_forwards(monkeypatch: pytest.Monkey
     assert run(decoding, 40) == reference(on, prompt, 40)
     assert len(settled) == 3
     assert decoding.stats()["pipelined"] == 40
+
+
+def test_every_choice_of_the_controller_is_carried_out_and_heard_of() -> None:
+    """A depth chosen while a plain forward is in flight is drafted after it: a probe that were swallowed by the
+
+    pipeline would never re-arm drafting.
+    """
+    on, prompt = target("qwen3_next", head=True), prompt_of(9)
+    decoding = decoder(on, prompt, depth=3)
+    chosen: list[int] = []
+    heard: list[int] = []
+
+    class Probing(Steps):
+        def choose(self, limit: int) -> int:
+            chosen.append(super().choose(limit))
+            return chosen[-1]
+
+        def observe(self, round_: RoundTimes) -> None:  # type: ignore[override]
+            heard.append(round_.drafted)
+
+    decoding._rounds._controller = Probing([0, 0, 2, 0, 1, 3, 0, 0, 2, 2, 0])
+    assert run(decoding, 30) == reference(on, prompt, 30)
+    assert heard[: len(chosen)] == chosen and chosen.count(2) == 3 and 3 in chosen
+    assert heard[len(chosen) :] in ([], [0]), "only the answer's last token is plain without being asked for"
 
 
 class Steps:

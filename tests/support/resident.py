@@ -9,6 +9,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model
 
 from mtp_daemon.engine.decode.target import Target
+from mtp_daemon.engine.install import expert_modules, layer_of_path
 from mtp_daemon.engine.mtp.head import MtpHead
 from mtp_daemon.engine.mtp.load import build_head, first_head_layer
 from mtp_daemon.engine.stream import ResidentStream
@@ -28,10 +29,13 @@ _DTYPES = {
 
 def place_resident(head: MtpHead, source: Any) -> None:
     """The head's experts, read from `source`, stacked into the layer's own SwitchGLU."""
-    layer = first_head_layer(source.geometry)
+    place_experts(head.layers[0].mlp.switch_mlp, source, first_head_layer(source.geometry))
+
+
+def place_experts(experts: Any, source: Any, layer: int) -> None:
+    """All experts of `layer`, read from `source`, stacked into the SwitchGLU `experts`."""
     described = next(y for y in source.geometry.layers if y.layer == layer)
     bank = source.geometry.banks[described.bank]
-    experts = head.layers[0].mlp.switch_mlp
     rows: dict[str, list[mx.array]] = {p.name: [] for p in bank.planes}
     for expert in range(described.experts):
         for index, data in _rows(source, layer, expert):
@@ -77,6 +81,12 @@ def resident_head(model: Any, path: Path, head_path: Path | None = None) -> MtpH
 
 
 def resident_target(path: Path, head_path: Path | None = None, hidden: Any = "post_norm") -> Target:
-    """The checkpoint at `path` read whole by mlx-lm, with its head."""
-    model, _ = load_model(path, strict=False)
+    """The checkpoint or packed store at `path` read whole, with its head."""
+    packed = (path / "index.json").exists()
+    model, _ = load_model(path, strict=False, lazy=packed)
+    if packed:
+        source = open_source(path, widen=True)
+        for name, experts in expert_modules(model).items():
+            place_experts(experts, source, layer_of_path(name))
+        mx.eval(model.parameters())
     return Target(Trunk(model), ResidentStream(), resident_head(model, path, head_path), hidden=hidden)

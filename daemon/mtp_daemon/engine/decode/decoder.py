@@ -56,6 +56,7 @@ class Decoder:
         drafter = drafter or make_drafter(settings.speculation, tau=settings.tau, width=settings.width)
         self._rounds = Rounds(self._state, drafter, controller or Constant(settings.depth))
         self._pipeline = Pipeline(self._state)
+        self._deferred: int | None = None
         self._misses_before = 0
         self._clear_at = len(history) + CLEAR_EVERY
 
@@ -92,13 +93,20 @@ class Decoder:
         return run
 
     def _next(self, limit: int) -> Run:
-        depth = self._rounds.choose_depth(limit)
-        if self._pipeline.in_flight or (depth == 0 and self._pipeline.possible()):
-            start = time.perf_counter()
-            # With drafts wanted next, or no room for another token, nothing is launched ahead.
-            token = self._pipeline.next(go_on=depth == 0 and limit > 1 and self._pipeline.possible())
-            return self._rounds.piped(token, time.perf_counter() - start)
-        return self._rounds.run(depth, limit)
+        depth = self._depth(limit)
+        if not self._pipeline.in_flight and (depth > 0 or not self._pipeline.possible()):
+            return self._rounds.run(depth, limit)
+        start = time.perf_counter()
+        if depth > 0:
+            # The token in flight comes first; the controller's choice is for the round after it.
+            self._deferred = depth
+            return self._rounds.piped(self._pipeline.next(go_on=False), time.perf_counter() - start, chosen=False)
+        token = self._pipeline.next(go_on=limit > 1 and self._pipeline.possible())
+        return self._rounds.piped(token, time.perf_counter() - start, chosen=True)
+
+    def _depth(self, limit: int) -> int:
+        deferred, self._deferred = self._deferred, None
+        return self._rounds.choose_depth(limit) if deferred is None else min(deferred, limit - 1)
 
     @property
     def broken(self) -> bool:

@@ -57,13 +57,17 @@ class Rounds:
         self._controller.observe(times.round(drafted, len(ids) - 1))
         return Run(ids, tuple(entry for run in runs for entry in run.verdict.logprobs))
 
-    def piped(self, token: int, seconds: float) -> Run:
-        """A token that the pipeline committed in `seconds`."""
+    def piped(self, token: int, seconds: float, *, chosen: bool) -> Run:
+        """A token that the pipeline committed in `seconds`. `chosen`: in a round whose depth the controller chose;
+
+        it hears of that round, and of no other.
+        """
         self.stats.verified(0, 0)
         self.stats.pipelined += 1
         self.stats.seconds.verify += seconds
         self.stats.round_ended(0, 1)
-        self._controller.observe(RoundTimes(0, 0, 0.0, seconds, 0.0, 0, 0))
+        if chosen:
+            self._controller.observe(RoundTimes(0, 0, 0.0, seconds, 0.0, 0, 0))
         return Run((token,))
 
     def _draft(self, depth: int) -> Candidates | None:
