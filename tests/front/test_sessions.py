@@ -21,7 +21,7 @@ from mtp_daemon.front.client_port import Outcome
 from mtp_daemon.front.clients import Clients
 from mtp_daemon.front.integrity import check
 from mtp_daemon.front.limits import Limits
-from mtp_daemon.front.request import Request
+from mtp_daemon.front.request import MAX_KEPT, Request
 from mtp_daemon.front.sessions import DEATHS_ON_ONE_REQUEST, Sessions
 from mtp_protocol import client_messages as c
 from mtp_protocol import engine_messages as e
@@ -318,6 +318,19 @@ def test_shutdown_fails_the_waiting_and_lets_the_running_end(world: World) -> No
     world.pump()
     assert isinstance(world.sockets[b"a"].heard[-1], c.Finished)
     assert not world.sessions.busy
+
+
+def test_kept_requests_are_bounded(world: World) -> None:
+    """G11: what is kept for clients that left is at most so many requests; the oldest go first."""
+    world.sessions.engine_is_ready(world.now)
+    for i in range(MAX_KEPT + 10):
+        world.now = float(i)
+        world.submit(b"a", keep_s=50.0)
+        request = _started(world)[-1]
+        world.sessions.engine_says(e.Finished(request, "stop", c.Usage(1, 0), {}), world.now)
+        world.pump()
+    assert len(world.sessions.requests) == MAX_KEPT
+    assert list(world.sessions.requests) == _started(world)[10:]
 
 
 def test_stray_messages_are_counted(world: World) -> None:

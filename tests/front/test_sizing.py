@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from mtp_daemon.errors import EnvironmentFailure, UserError
-from mtp_daemon.front.announce import announcement, plan
+from mtp_daemon.front.announce import announcement
 from mtp_daemon.front.memory import Memory, dense_bytes, kv_bytes_per_token, memory_now
 from mtp_daemon.front.sizing import Needs, pool_bytes
 from mtp_daemon.sizes import PoolRequest
+from mtp_loader.pool.layout import make_layout
 from mtp_protocol.geometry import Bank, Geometry, Layer, Plane, Quantisation
 
 GIB = 1 << 30
@@ -56,7 +57,7 @@ def test_too_small_says_the_minimum() -> None:
         pool_bytes(PoolRequest(nbytes=geometry.minimum_bytes - 1), geometry, Memory(GIB, GIB), Needs(0, 0))
     recommended = int(str(error.value).split("--pool ")[1].split("KiB")[0]) << 10
     assert pool_bytes(PoolRequest(nbytes=recommended), geometry, Memory(GIB, GIB), Needs(0, 0)) == recommended
-    assert plan(geometry, recommended).banks[0].slots >= 10
+    assert make_layout(geometry, recommended, 1).banks[0].slots >= 10
 
 
 def test_memory_now_is_plausible() -> None:
@@ -95,8 +96,8 @@ def test_announcement_names_what_it_costs(tmp_path: Path) -> None:
     """Dense, pool, caches, bytes a token, the bound and whether its figures are measured or estimated."""
     geometry = model()
     facts = {"dense_bytes": 2 * GIB, "kv_bytes_per_token": 24_576, "mtp": False, "mtp_why": "no head", "backend": "cpu"}
-    text = announcement(tmp_path, geometry, plan(geometry, geometry.expert_bytes // 4), facts, 8192)
+    text = announcement(tmp_path, geometry, make_layout(geometry, geometry.expert_bytes // 4, 1), facts, 8192)
     for part in ("2.00 GiB", "25% of their bytes", "849.3 MB a token", "192.00 MiB at most", "an estimate", "no head"):
         assert part in text
-    full = announcement(tmp_path, geometry, plan(geometry, geometry.expert_bytes), facts, 8192)
+    full = announcement(tmp_path, geometry, make_layout(geometry, geometry.expert_bytes, 1), facts, 8192)
     assert "every expert fits" in full

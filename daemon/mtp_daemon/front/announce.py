@@ -7,7 +7,6 @@ from typing import Any
 
 from mtp_daemon.front import disk_probe
 from mtp_daemon.sizes import binary_bytes
-from mtp_loader.pool.layout import make_layout
 from mtp_protocol.geometry import Geometry, PoolLayout
 
 # Stated estimates, used where nothing is measured: how fast weights go through the processor in a decode step (4-bit
@@ -65,8 +64,3 @@ def _bound(model: Path, geometry: Geometry, share: float, touched: int, facts: M
         f"{which}: up to {1000 * read_s:.1f} ms of reads a token at {disk / 1e9:.2f} GB/s ({how}), "
         f"about {1000 * compute_s:.1f} ms of compute (an estimate)"
     )
-
-
-def plan(geometry: Geometry, nbytes: int) -> PoolLayout:
-    """The first region's layout."""
-    return make_layout(geometry, nbytes, 1)

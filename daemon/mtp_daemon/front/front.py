@@ -10,7 +10,7 @@ import zmq
 
 from mtp_daemon.config import Settings
 from mtp_daemon.errors import DaemonBug, EnvironmentFailure, RequestError, UserError
-from mtp_daemon.front.announce import announcement, plan
+from mtp_daemon.front.announce import announcement
 from mtp_daemon.front.children_port import ChildrenPort
 from mtp_daemon.front.client_port import ClientPort
 from mtp_daemon.front.clients import Clients
@@ -20,18 +20,13 @@ from mtp_daemon.front.errands import Errands
 from mtp_daemon.front.integrity import check
 from mtp_daemon.front.limits import limits_of
 from mtp_daemon.front.lineup import Lineup
-from mtp_daemon.front.memory import dense_bytes, kv_bytes_per_token, memory_now
+from mtp_daemon.front.pool_budget import PoolBudget
 from mtp_daemon.front.recruit import Program, Recruiter, python_module
-from mtp_daemon.front.request import Request
 from mtp_daemon.front.run_lock import RunLock
 from mtp_daemon.front.sessions import Sessions
 from mtp_daemon.front.signals import StopSignals
-from mtp_daemon.front.sizing import Needs, pool_bytes
 from mtp_daemon.front.status import service_status
 from mtp_daemon.front.watchdog import Watchdog
-from mtp_daemon.sizes import parse_pool
-from mtp_protocol import engine_messages as e
-from mtp_protocol.geometry import Geometry, PoolLayout
 from mtp_protocol.run_directory import children_address, client_address
 
 log = logging.getLogger("mtpd")
@@ -69,15 +64,16 @@ class Front:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._port = ClientPort(self._context)
         self._children = ChildrenPort(self._context, children_address(lock.run_directory))
-        self._clients = Clients(self._port.send, settings.max_clients, self._unfollow)
-        self._sessions = Sessions(limits_of(settings), self._clients, self._tell_engine)
+        self._clients = Clients(self._port.send, settings.max_clients, lambda *gone: self._sessions.unfollow(*gone))
+        self._sessions = Sessions(limits_of(settings), self._clients, lambda message: self._lineup.tell_engine(message))
         self._errands = Errands(self._clients.reply)
         logs = Path(settings.log_dir) if settings.log_dir else lock.run_directory / "logs"
+        budget = PoolBudget(settings, model)
         recruiter = Recruiter(settings, model, lock.sockets, logs, program)
-        self._lineup = Lineup(recruiter, self._children, self._sessions, self._errands, self._size_pool)
+        self._lineup = Lineup(recruiter, self._children, self._sessions, self._errands, budget.layout)
         self._desk = Desk(
             str(model), self._clients, self._sessions, self._lineup, self._errands,
-            self._status, self._drain, self._pool_bytes,
+            self._status, self._drain, budget.nbytes,
         )  # fmt: skip
         self._watchdog = Watchdog()
         self._poller = zmq.Poller()
@@ -234,22 +230,6 @@ class Front:
         self._port.close()
         self._children.close()
         self._context.term()
-
-    # --- what others need of the front ---
-
-    def _tell_engine(self, message: e.ToEngine) -> None:
-        self._lineup.tell_engine(message)
-
-    def _unfollow(self, client: bytes, request: Request, now: float) -> None:
-        self._sessions.unfollow(client, request, now)
-
-    def _size_pool(self, geometry: Geometry) -> PoolLayout:
-        return plan(geometry, self._pool_bytes(self._settings.pool, geometry))
-
-    def _pool_bytes(self, pool: str, geometry: Geometry) -> int:
-        kv = kv_bytes_per_token(self._model) * self._settings.context
-        needs = Needs(dense=dense_bytes(self._model, geometry), kv=kv)
-        return pool_bytes(parse_pool(pool), geometry, memory_now(), needs)
 
     def _status(self) -> dict[str, Any]:
         return {

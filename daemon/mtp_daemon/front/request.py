@@ -1,10 +1,14 @@
 """One request from Submit to its terminal message, and one client's view of it."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from mtp_daemon.front.token_log import TokenLog
+from mtp_protocol import engine_messages as e
 from mtp_protocol.client_messages import Failed, Finished, Progress, Submit, ToClient, Tokens
-from mtp_protocol.engine_messages import Start
+
+MAX_KEPT = 256
 
 
 class Request:
@@ -29,10 +33,10 @@ class Request:
         self.ahead_at_first = 0
         self.keep_until: float | None = None
 
-    def start(self) -> Start:
+    def start(self) -> e.Start:
         """What the engine is told; after a crash it goes on where the log ends."""
         submit = self.submit
-        return Start(
+        return e.Start(
             request=self.id,
             prompt=submit.prompt,
             prompt_ids=submit.prompt_ids,
@@ -45,6 +49,22 @@ class Request:
             depth=submit.depth,
             delivered=self.log.ids,
         )
+
+    def finished(self, message: e.Finished, now: float) -> Finished:
+        """The engine's last word with what only the front knows. The log is what the client got, so its length is
+
+        what was completed, whatever a restarted engine counted.
+        """
+        queued_s = (self.started_at if self.started_at is not None else now) - self.submitted_at
+        stats = {**message.stats, "queued_s": round(queued_s, 6), "restarts": self.deaths}
+        usage = replace(message.usage, completion_tokens=len(self.log))
+        return Finished(self.id, message.reason, usage, stats)
+
+
+def surplus(requests: Iterable[Request]) -> list[Request]:
+    """Ended requests that are kept beyond MAX_KEPT, the oldest first: what is kept for clients that left is bounded."""
+    kept = [r for r in requests if r.state == "ended" and r.keep_until is not None]
+    return sorted(kept, key=lambda r: r.keep_until or 0.0)[: max(0, len(kept) - MAX_KEPT)]
 
 
 class Stream:

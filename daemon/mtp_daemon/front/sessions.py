@@ -9,13 +9,12 @@ Invariants, checked by `integrity.check`:
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from mtp_daemon.errors import DaemonBug, RequestError, RequestKind
 from mtp_daemon.front.fair_queue import FairQueue
 from mtp_daemon.front.limits import MAX_REQUESTS_PER_CLIENT, Limits
-from mtp_daemon.front.request import Request, Stream
+from mtp_daemon.front.request import Request, Stream, surplus
 from mtp_daemon.front.token_log import Run
 from mtp_protocol import client_messages as c
 from mtp_protocol import engine_messages as e
@@ -24,7 +23,6 @@ log = logging.getLogger("mtpd")
 
 # A request that kills its engine this often without getting a token on is not tried again.
 DEATHS_ON_ONE_REQUEST = 3
-MAX_KEPT = 256
 
 
 class Audience(Protocol):
@@ -99,7 +97,8 @@ class Sessions:
             return
         if request.submit.keep_s > 0:
             request.keep_until = now + request.submit.keep_s
-            self._drop_oldest_kept()
+            for oldest in surplus(self.requests.values()):
+                self.requests.pop(oldest.id, None)
         else:
             self._drop(request, now)
 
@@ -188,19 +187,9 @@ class Sessions:
                 request.progress = None
                 request.deaths_in_a_row = 0
             case e.Finished():
-                self._finish(request, self._finished(request, message, now), now)
+                self._finish(request, request.finished(message, now), now)
             case e.Failed():
                 self._fail(request, message.kind, message.text, now)
-
-    def _finished(self, request: Request, message: e.Finished, now: float) -> c.Finished:
-        """The engine's last word with what only the front knows. The log is what the client got, so its length is
-
-        what was completed, whatever a restarted engine counted.
-        """
-        queued_s = (request.started_at if request.started_at is not None else now) - request.submitted_at
-        stats = {**message.stats, "queued_s": round(queued_s, 6), "restarts": request.deaths}
-        usage = replace(message.usage, completion_tokens=len(request.log))
-        return c.Finished(request.id, message.reason, usage, stats)
 
     def _cancel(self, request: Request, now: float) -> None:
         if request.state == "ended" or request.cancelled:
@@ -214,7 +203,7 @@ class Sessions:
 
     def _finish_cancelled(self, request: Request, now: float) -> None:
         message = e.Finished(request.id, "cancelled", c.Usage(0, 0), {})
-        self._finish(request, self._finished(request, message, now), now)
+        self._finish(request, request.finished(message, now), now)
 
     def _fail(self, request: Request, kind: RequestKind, text: str, now: float) -> None:
         self._finish(request, c.Failed(kind, text, request=request.id), now)
@@ -253,11 +242,6 @@ class Sessions:
             self.requests.pop(request.id, None)
         else:
             self._cancel(request, now)
-
-    def _drop_oldest_kept(self) -> None:
-        kept = [r for r in self.requests.values() if r.state == "ended" and r.keep_until is not None]
-        for request in sorted(kept, key=lambda r: r.keep_until or 0.0)[: max(0, len(kept) - MAX_KEPT)]:
-            self.requests.pop(request.id, None)
 
     def _ahead(self, request: Request) -> int:
         return self.queue.order().index(request) + (1 if self.running is not None else 0)
