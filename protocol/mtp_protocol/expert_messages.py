@@ -41,7 +41,8 @@ class Need:
     """Demand: every listed expert of `layer` must become resident. None of them is in the engine's map.
 
     `held_slots` are the slots this wave reads besides (its hits): they are never victims, and a recall pending on one
-    of them is no supply. Tickets rise and are never used twice.
+    of them is no supply. Tickets rise and are never used twice. The engine waits for one wave at a time: a Need takes
+    the place of the one before. A slot that was told and recalled while the Need was on its way may serve it.
 
     `passed` are (layer, distinct experts) of the layers since the engine's last Need of this forward in which nothing
     missed, in their order: so the loader's policy knows the whole past when it chooses. `tokens` is how many tokens

@@ -96,6 +96,25 @@ def a_read_under_way_is_not_shared(m: pytest.MonkeyPatch) -> None:
     m.setattr(BankSlots, "_attach", attach)
 
 
+def what_the_engine_may_still_read_is_read_again(m: pytest.MonkeyPatch) -> None:
+    m.setattr(BankSlots, "_park", lambda self, ticket, key: False)
+
+
+def what_was_given_up_after_all_is_not_read_again(m: pytest.MonkeyPatch) -> None:
+    m.setattr(BankSlots, "release", lambda self, slot: self.slots.release(slot))
+
+
+def an_older_need_stays(m: pytest.MonkeyPatch) -> None:
+    original = SlotTable.need
+
+    def need(self: SlotTable, need: Any) -> None:
+        older, self._tickets = self._tickets, {}
+        original(self, need)
+        self._tickets = older | self._tickets
+
+    m.setattr(SlotTable, "need", need)
+
+
 def tickets_hold_on_for_ever(m: pytest.MonkeyPatch) -> None:
     m.setattr(BankSlots, "let_go", lambda self, slot: None)
 

@@ -207,7 +207,7 @@ class SlotWorld:
         """Needs what is missing of the wave; also after a lost reply, under a new ticket."""
         wave = self.wave
         assert wave is not None
-        mapped = {key: slot for slot, key in self.told.items()}
+        mapped = self.mapped()
         keys = {e: key_of(wave.layer, e) for e in wave.experts}
         wave.got = {e for e, key in keys.items() if key in mapped}
         held = tuple(mapped[keys[e]] for e in wave.got)
@@ -221,7 +221,7 @@ class SlotWorld:
     def run_graph(self) -> None:
         wave = self.wave
         assert wave is not None
-        mapped = {key: slot for slot, key in self.told.items()}
+        mapped = self.mapped()
         keys = [key_of(wave.layer, e) for e in wave.experts]
         self.graph = {mapped[key]: key for key in keys}
         self.wave = None
@@ -264,9 +264,14 @@ class SlotWorld:
         """What the engine may not give up now: read by a graph, or a hit or a fill of the wave that waits."""
         busy = set(self.graph)
         if self.wave is not None:
-            keys = {key_of(self.wave.layer, e) for e in self.wave.experts}
-            busy |= {slot for slot, key in self.told.items() if key in keys}
+            mapped = self.mapped()
+            keys = [key_of(self.wave.layer, e) for e in self.wave.experts]
+            busy |= {mapped[key] for key in keys if key in mapped}
         return busy
+
+    def mapped(self) -> dict[int, int]:
+        """Where the engine reads a key: the slot told last, for one in a recalled slot may be told in another."""
+        return {key: slot for slot, key in self.told.items()}
 
     def answer_recalls(self, slots: set[int]) -> None:
         ready = tuple(sorted((self.recalls & slots) - self.busy_slots()))

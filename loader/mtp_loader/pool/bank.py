@@ -30,6 +30,7 @@ class BankSlots(BankFills):
         self.minimum = geometry.minimum_slots(bank.bank)
         self.experts = experts_of(geometry, bank)
         self.queue: deque[Ticket] = deque()  # tickets with keys that have no slot yet, oldest first
+        self.parked: dict[int, Ticket] = {}
         self.writable = False
         self._reserve_setting = reserve
 
@@ -52,8 +53,9 @@ class BankSlots(BankFills):
         self.counters.demanded += len(ticket.queued)
         self.holds.update(ticket.slots)
         ready = [key for key in ticket.queued if self._attach(ticket, key)]
-        ticket.queued = deque(key for key in ticket.queued if key not in self.slots.slot_of)
         ticket.missing.difference_update(ready)
+        absent = [key for key in ticket.queued if key not in self.slots.slot_of]
+        ticket.queued = deque(key for key in absent if not self._park(ticket, key))
         if ticket.queued:
             self.queue.append(ticket)
         return ready
@@ -63,7 +65,10 @@ class BankSlots(BankFills):
         for slot in ticket.slots:
             self.let_go(slot)
         ticket.slots.clear()
-        self.counters.dropped += len(ticket.queued)
+        self.counters.dropped += len(ticket.queued) + len(ticket.parked)
+        for slot in ticket.parked:
+            del self.parked[slot]
+        ticket.parked.clear()
         if ticket.queued:
             self.queue.remove(ticket)
             ticket.queued.clear()
@@ -103,18 +108,39 @@ class BankSlots(BankFills):
         fill = self.taken_back(slot)
         for ticket in fill.waiters:
             self.counters.covered -= 1
-            if not ticket.queued:
-                self.queue.append(ticket)
-            ticket.queued.append(fill.key)
+            self._queue(ticket, fill.key)
+
+    def release(self, slot: int) -> bool:
+        """The engine gave a slot up; false if nobody had asked for it."""
+        if not self.slots.release(slot):
+            return False
+        if (ticket := self.parked.pop(slot, None)) is not None:
+            self._queue(ticket, ticket.parked.pop(slot))
+        return True
 
     def check(self) -> None:
         """Raises LoaderBug if the counters do not add up."""
         self.slots.check()
-        c, queued = self.counters, sum(len(t.queued) for t in self.queue)
+        c, queued = self.counters, sum(len(t.queued) for t in self.queue) + len(self.parked)
         if c.demanded != c.misses + c.covered + c.dropped + queued:
             raise LoaderBug(f"{c.demanded} experts demanded, but {c} and {queued} queued")
         if c.misses + c.prefetches != c.fills + c.failed + c.cancelled + len(self.fills):
             raise LoaderBug(f"fills started and ended do not match: {c}, {len(self.fills)} under way")
+
+    def _queue(self, ticket: Ticket, key: int) -> None:
+        if not ticket.queued:
+            self.queue.append(ticket)
+        ticket.queued.append(key)
+
+    def _park(self, ticket: Ticket, key: int) -> bool:
+        """Lets the ticket wait for what the engine does with the RECALLED slot that has `key`, if there is one."""
+        slot = self.slots.parting.get(key)
+        if slot is None or slot in self.parked:
+            return False
+        self.parked[slot] = ticket
+        ticket.parked[slot] = key
+        self.hold(ticket, slot)
+        return True
 
     def _assign(self, ticket: Ticket) -> list[Ticket]:
         key = ticket.queued.popleft()

@@ -9,6 +9,8 @@ from typing import Literal
 class Ticket:
     """One `Need`: `queued` keys have no slot yet, `missing` are all keys that are not resident yet.
 
+    `parked` are keys in a RECALLED slot. The engine had not been told of it when it asked, else it would not have; by
+    now it has been, and takes the expert from there. Only if it gives the slot up instead is the expert read again.
     `slots` are what the ticket holds until it ends, so that its wave is complete when it is answered: the engine's
     hits, and every slot assigned to it. None of them is a victim before that.
     """
@@ -18,6 +20,7 @@ class Ticket:
     queued: deque[int]
     missing: set[int]
     slots: list[int]
+    parked: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

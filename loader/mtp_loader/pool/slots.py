@@ -94,7 +94,10 @@ class SlotTable:
     # -- demands ---------------------------------------------------------------------------------------------------
 
     def need(self, need: Need) -> None:
-        """A wave's misses. One that cannot be served is answered by FillFailed, never left waiting."""
+        """A wave's misses, in place of whatever was asked before; reads under way go on and are announced.
+
+        One that cannot be served is answered by FillFailed, never left waiting.
+        """
         keys = sorted({key_of(need.layer, expert) for expert in need.experts})
         reason = self.refusal(need)
         self._last_ticket = max(self._last_ticket, need.ticket)
@@ -102,6 +105,8 @@ class SlotTable:
             expert = need.experts[0] if need.experts else 0
             self._effects.append(FillFailed(need.ticket, need.layer, expert, reason))
             return
+        for number in list(self._tickets):  # the engine waits for one wave at a time
+            self._end(number)
         bank = self.banks[self._layers[need.layer].bank]
         ticket = Ticket(need.ticket, need.layer, deque(keys), set(keys), list(dict.fromkeys(need.held_slots)))
         self._tickets[need.ticket] = bank, ticket
@@ -126,7 +131,7 @@ class SlotTable:
             return
         desk = self.banks[bank]
         for slot in slots:
-            desk.counters.unasked_releases += not desk.slots.release(slot)
+            desk.counters.unasked_releases += not desk.release(slot)
         self._pump()
 
     def refusal(self, need: Need) -> str | None:

@@ -34,6 +34,7 @@ class SlotStates:
         self.free = list(range(rows - 1, -1, -1))
         self.slot_of: dict[int, int] = {}
         self.recalled: set[int] = set()
+        self.parting: dict[int, int] = {}  # key -> the RECALLED slot it was last in
         self.leaving: set[int] = set()  # at or beyond the limit and not yet RETIRED
         self.count = [rows, 0, 0, 0, 0]
 
@@ -62,6 +63,7 @@ class SlotStates:
             return False
         self._move(slot, State.RESIDENT, State.RECALLED)
         self.recalled.add(slot)
+        self.parting[self.key[slot]] = slot
         return True
 
     def release(self, slot: int) -> bool:
@@ -69,6 +71,8 @@ class SlotStates:
         if not 0 <= slot < len(self.state) or self.state[slot] != State.RECALLED:
             return False
         self.recalled.discard(slot)
+        if self.parting.get(self.key[slot]) == slot:
+            del self.parting[self.key[slot]]
         self.told[slot] = 0
         self._to_free(slot, State.RECALLED)
         return True
@@ -104,6 +108,7 @@ class SlotStates:
             and len(self.free) == len(set(self.free)) == count[State.FREE]
             and all(self.state[s] == State.FREE and s < self.limit for s in self.free)
             and {s for s, state in enumerate(self.state) if state == State.RECALLED} == self.recalled
+            and self.recalled.issuperset(self.parting.values())
             and {self.slot_of.get(self.key[s]) for s in mapped} == mapped
             and len(self.slot_of) == len(mapped)
             and all(self.state[s] in (State.RESIDENT, State.RECALLED) for s, told in enumerate(self.told) if told)
