@@ -17,7 +17,7 @@ DECODE = 1
 PROMPT_ROWS = 128
 
 
-@dataclass
+@dataclass(slots=True)
 class LayerRouting:
     """Router ids `[..., K]` of one layer and their weights; arrays of MLX where no one has read them yet."""
 
@@ -27,7 +27,7 @@ class LayerRouting:
     counted: bool
 
 
-@dataclass
+@dataclass(slots=True)
 class Forward:
     """One forward, from its first layer to its report."""
 

@@ -104,6 +104,7 @@ class ExpertStream:
         """
         self.settings = settings or StreamSettings()
         self.geometry = geometry
+        self._source_bytes = {y.layer: geometry.banks[y.bank].source_bytes for y in geometry.layers}
         self.top_k = {y.layer: y.top_k for y in geometry.layers}
         self.stats = StreamStats()
         self.residency = Residency(geometry, layout)
@@ -209,7 +210,7 @@ class ExpertStream:
     def host_ids(self, indices: mx.array, also: Sequence[mx.array]) -> NDArray[Any]:
         """The one host read of a layer: router ids, and what else is wanted with them. All earlier graphs end here."""
         self._keep_tail()
-        mx.eval(indices, also, self._tails)
+        mx.eval(indices, *also, *self._tails)
         self._tails.clear()
         self.residency.finished()
         self.stats.host_reads += 1
@@ -225,6 +226,6 @@ class ExpertStream:
         now.layers.append(LayerRouting(layer, ids, weights, missed is not None))
         if missed is not None:
             now.count(self.stats, distinct(ids), missed)
-            self.stats.bytes_read += missed * self.geometry.banks[self.residency.bank_of[layer]].source_bytes
+            self.stats.bytes_read += missed * self._source_bytes[layer]
             self._tails.clear()  # parts of this layer: the rows come from them
         self._tail = rows

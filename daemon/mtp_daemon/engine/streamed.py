@@ -17,11 +17,13 @@ class StreamedSwitchGLU(Module):
 
     def __init__(self, stream: ExpertStream, layer: int, activation: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.activation: Any
         self.stream = stream
         self.layer = layer
         self.bank = stream.residency.bank_of[layer]
         stream.residency.in_use.add(layer)
-        self.activation = activation
+        # Past Module's own attributes, which are looked up the slow way; an activation has no parameters.
+        object.__setattr__(self, "activation", activation)
         self.lookahead: Lookahead | None = None
 
     def __call__(
@@ -37,7 +39,7 @@ class StreamedSwitchGLU(Module):
             return y
         guesses = [] if self.lookahead is None else self.lookahead.guess(x)
         ids = stream.host_ids(indices, guesses)
-        slots = stream.residency.table(layer)[ids]
+        slots = stream.residency.table(layer).take(ids)
         missed = 0
         if slots.min() < 0:
             y, missed = gather_in_waves(stream, layer, self.activation, x, ids, beside)
