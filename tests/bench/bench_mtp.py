@@ -99,14 +99,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSON list of texts; default: random ids")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--count", type=int, default=4, help="prompts measured")
-    parser.add_argument("--text", type=Path, help="held-out text to measure agreement on (the first 8,000 tokens)")
+    parser.add_argument("--text", type=Path, help="held-out text to measure agreement on (its first 2,000 tokens)")
     options = parser.parse_args()
     on = resident_target(options.model)
     if options.text is not None:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-        share = agreement(on, tokenizer.encode(options.text.read_text()).ids[:8000])
+        share = agreement(on, tokenizer.encode(options.text.read_text()).ids[:2000])
         print(f"the head's best is the model's own choice at {share:.1%} of positions of {options.text.name}")
     prompts = _prompts(options, on)
     speeds: dict[str, list[float]] = {}

@@ -15,6 +15,7 @@ from mtp_daemon.engine.decode.rollback import Snapshot, one_at_a_time
 from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.draft.interface import scripted
 from mtp_daemon.engine.errors import EngineBug, EnvironmentFailed, RequestRefused
+from mtp_daemon.engine.sampling import Chooser
 from mtp_protocol.sampling import Sampling
 from support.decoding import (
     Scripted,
@@ -67,6 +68,27 @@ def test_a10_an_error_anywhere_in_a_round_takes_it_back(
     assert_like_fresh(decoding)
     assert list(decoding.history) == [*prompt, *answer[:4]]
     assert run(decoding, 8, assert_like_fresh) == answer[4:]
+
+
+def test_a10_an_error_in_a_rescue_loses_no_committed_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A10: the first verify of the round is committed by then; its tokens must reach the caller."""
+    on, prompt = target("qwen3_next"), prompt_of(9)
+    answer = reference(on, prompt, 12)
+    decoding = decoder(on, prompt, drafter=Scripted(answer, len(prompt), right_then_wrong(1), "rescue"), depth=4)
+    calls: list[int] = []
+    plain = Chooser.judge
+
+    def fails_second(self: Chooser, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise DiskGone("the disk is gone")
+        return plain(self, *args)
+
+    monkeypatch.setattr(Chooser, "judge", fails_second)
+    ids = list(decoding.round(12).ids)
+    assert len(calls) == 2 and ids == answer[:2]
+    assert_like_fresh(decoding)
+    assert ids + run(decoding, 10) == answer
 
 
 def test_a10_an_interrupt_between_verify_and_commit_takes_the_round_back(monkeypatch: pytest.MonkeyPatch) -> None:

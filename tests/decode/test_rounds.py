@@ -7,6 +7,7 @@ import pytest
 
 from mtp_daemon.engine.depth import RoundTimes
 from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
+from mtp_daemon.engine.errors import EngineBug
 from support.decoding import (
     Scripted,
     assert_like_fresh,
@@ -110,6 +111,18 @@ def test_a5_never_more_than_the_limit(tokens: int, depth: int, way: str) -> None
         ids += got
     assert ids == answer[:tokens]
     assert decoding.round(0).ids == ()
+
+
+def test_a5_a_drafter_that_gives_more_than_it_was_asked_for() -> None:
+    """A5: the limit of a round is the drafter's contract; one that breaks it is a bug, told as one."""
+    on, prompt = target("qwen3_next"), prompt_of(6)
+
+    class Eager:
+        def draft(self, source: DraftSource, depth: int) -> Candidates:
+            return scripted([1] * (depth + 1))
+
+    with pytest.raises(EngineBug, match="3 tokens were drafted where 2"):
+        decoder(on, prompt, drafter=Eager(), depth=2).round(9)
 
 
 def test_a8_a_second_prompt_is_as_if_it_were_the_first() -> None:

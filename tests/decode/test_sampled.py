@@ -76,8 +76,8 @@ class _Fixed:
     def __init__(self, *paths: tuple[int, ...], together: bool) -> None:
         self._candidates = lambda: scripted(*paths, together=together)
 
-    def draft(self, source: DraftSource, depth: int) -> Candidates:
-        return self._candidates()
+    def draft(self, source: DraftSource, depth: int) -> Candidates | None:
+        return self._candidates() if depth == 2 else None
 
 
 @pytest.mark.full

@@ -117,11 +117,11 @@ def test_one_host_read_a_layer_and_one_a_draft_step(checkpoints: dict[str, Path]
         decoding = decoder(on, prompt_of(9), depth=3)
         state = decoding._state
         before = on.stream.stats.host_reads
-        decoding._rounds.run(0, 1)
+        decoding._rounds.run(0)
         plain = on.stream.stats.host_reads - before
         assert plain == len(on.trunk.layers)
         before = on.stream.stats.host_reads
-        decoding._rounds.run(3, 4)
+        decoding._rounds.run(3)
         assert on.stream.stats.host_reads - before == 3 + plain
         assert state.head is not None
 
@@ -129,18 +129,15 @@ def test_one_host_read_a_layer_and_one_a_draft_step(checkpoints: dict[str, Path]
 def test_an_unsure_step_asks_for_no_expert(checkpoints: dict[str, Path]) -> None:
     """`adaptive` learns with the next step's read that the token before should not be there: that step ends before
 
-    its experts are asked for, so it costs no disk.
+    its experts are asked for, so it costs no disk. The pool is so small that every step that runs must ask.
     """
-    with served(checkpoints["qwen3_next"], 1.0) as (on, loader):
+    with served(checkpoints["qwen3_next"], 0.0) as (on, loader):
         decoding = decoder(on, prompt_of(9), speculation="adaptive", depth=4, tau=1.0)
         for _ in range(6):
             decoding.round(5)
-        head_forwards = 6
-        asked = [n for n in loader.needs if n.layer == HEAD_LAYER]
-        assert len(asked) <= head_forwards
+        on.stream.settle()
         assert decoding.stats()["drafted"] == 0
-        routed = [u for u in loader.used if any(layer == HEAD_LAYER for layer, *_ in u.routing)]
-        assert len(routed) <= head_forwards
+        assert len([n for n in loader.needs if n.layer == HEAD_LAYER]) == 6
 
 
 def test_a10_i2_an_unreadable_expert_fails_the_round_and_no_more(checkpoints: dict[str, Path]) -> None:

@@ -95,7 +95,7 @@ class Decoder:
     def _next(self, limit: int) -> Run:
         depth = self._depth(limit)
         if not self._pipeline.in_flight and (depth > 0 or not self._pipeline.possible()):
-            return self._rounds.run(depth, limit)
+            return self._rounds.run(depth)
         start = time.perf_counter()
         if depth > 0:
             # The token in flight comes first; the controller's choice is for the round after it.

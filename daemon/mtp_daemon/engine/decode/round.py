@@ -1,5 +1,6 @@
 """A round: draft, verify, accept, commit. Plain decoding is a round of depth 0."""
 
+import logging
 from dataclasses import dataclass
 
 from mtp_daemon.engine.decode.host import host_ints
@@ -8,7 +9,10 @@ from mtp_daemon.engine.decode.stats import RoundStats
 from mtp_daemon.engine.decode.verify import Verified, verify
 from mtp_daemon.engine.depth import DepthController, RoundTimes
 from mtp_daemon.engine.draft.interface import Candidates, Drafter, DraftSource, Path
+from mtp_daemon.engine.errors import EngineBug, EnvironmentFailed
 from mtp_protocol.client_messages import TokenLogprobs
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,10 @@ class Rounds:
             return 0
         return max(0, self._controller.choose(min(limit - 1, state.settings.depth)))
 
-    def run(self, depth: int, limit: int) -> Run:
-        """One round of at most `depth` drafts that commits 1 to `limit` tokens. After an error it is as if not begun,
+    def run(self, depth: int) -> Run:
+        """One round of at most `depth` drafts that commits 1 to `depth` + 1 tokens. After an error it is as if not
 
-        and may be run again.
+        begun, and may be run again.
         """
         times = _Times(self._state, self.stats)
         candidates = self._draft(depth) if depth else None
@@ -49,7 +53,7 @@ class Rounds:
         self.stats.verified(drafted, first.verdict.accepted)
         if candidates is not None and candidates.top is not None:
             self.stats.probe(host_ints(candidates.top), first.verdict.ids[0])
-        if (second := self._rescue(first, limit)) is not None:
+        if (second := self._rescue(first)) is not None:
             runs.append(second)
         ids = tuple(token for run in runs for token in run.verdict.ids)
         self.stats.round_ended(depth, len(ids))
@@ -74,18 +78,30 @@ class Rounds:
         state = self._state
         source = DraftSource(state.head, state.chooser, state.history, state.settings.probe)
         with self.stats.seconds.measure("draft"):
-            return self._drafter.draft(source, depth)
+            candidates = self._drafter.draft(source, depth)
+        if candidates is not None and candidates.length > depth:
+            raise EngineBug(f"{candidates.length} tokens were drafted where {depth} were asked for")
+        return candidates
 
-    def _rescue(self, first: Verified, limit: int) -> Verified | None:
-        """The reject's true token began a branch: verify the rest of that branch in the same round."""
-        path, left = first.rescue, limit - len(first.verdict.ids)
-        if path is None or left < 1:
+    def _rescue(self, first: Verified) -> Verified | None:
+        """The reject's true token began a branch: verify the rest of that branch in the same round.
+
+        The branch is as long as the main path, so its tokens fit the round's limit as well.
+        """
+        path = first.rescue
+        if path is None or path.shares + 1 == len(path.tokens):
             return None
-        rest = Path(path.tokens[path.shares + 1 :][: left - 1], path.laws[path.shares + 1 :][: left - 1])
-        if not rest.tokens:
+        rest = Path(path.tokens[path.shares + 1 :], path.laws[path.shares + 1 :])
+        try:
+            second = verify(self._state, Candidates([rest.tokens], None, [rest.laws], [0]), self.stats.seconds)
+        except EnvironmentFailed as error:
+            # What the first verify committed is handed out; if the trouble stays, the next round tells of it.
+            log.warning("a rescue was given up: %s", error)
             return None
+        except BaseException:
+            self._state.broken = True
+            raise
         self.stats.rescues += 1
-        second = verify(self._state, Candidates([rest.tokens], None, [rest.laws], [0]), self.stats.seconds)
         self.stats.verified(len(rest.tokens), second.verdict.accepted)
         return second
 
