@@ -26,9 +26,7 @@ def read_dump(path: Path | None) -> str:
         return path.read_text(encoding="ascii")
     program = shutil.which("bible")
     if program is None:
-        raise FileNotFoundError(
-            "no `bible` program: install Debian's bible-kjv and bible-kjv-text, or pass --text"
-        )
+        raise FileNotFoundError("no `bible` program: install Debian's bible-kjv and bible-kjv-text, or pass --text")
     command = [program, "-l200000", "Gen1:1-Rev22:21"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -79,9 +77,7 @@ def stream(encoded: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([encoded[0][:1], *(ids[1:] for ids in encoded)])
 
 
-def batches(
-    ids: torch.Tensor, rows: int, length: int, extra: int, seed: int
-) -> Iterator[torch.Tensor]:
+def batches(ids: torch.Tensor, rows: int, length: int, extra: int, seed: int) -> Iterator[torch.Tensor]:
     """Endless batches [rows, length + extra]; the text is cut anew in each pass.
 
     ``extra`` tokens past ``length`` serve as targets of the model (1) and of the head (2).

@@ -121,9 +121,7 @@ class GatedDeltaNet(nn.Module):
         b, a = b.flatten(2), a.flatten(2)
         mixed = self._conv(torch.cat((q, k, v), dim=-1))
         q, k, v = mixed.split([s.key_width, s.key_width, s.value_width], dim=-1)
-        q, k = (
-            t.view(batch, time, s.key_heads, d).repeat_interleave(per, dim=2) for t in (q, k)
-        )
+        q, k = (t.view(batch, time, s.key_heads, d).repeat_interleave(per, dim=2) for t in (q, k))
         decay = -self.A_log.exp() * F.softplus(a + self.dt_bias)
         y = gated_delta(q, k, v.view(batch, time, -1, d), decay, b.sigmoid())
         y = self.norm(y, z.view(batch, time, -1, d))

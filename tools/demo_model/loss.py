@@ -34,9 +34,7 @@ def _head_loss(logits: Tensor, targets: Tensor, own: Tensor) -> Tensor:
     return 0.5 * hard + 0.5 * soft.mean()
 
 
-def losses(
-    model: DemoModel, block: Tensor, head_weight: float, balance_weight: float, chain: bool
-) -> Losses:
+def losses(model: DemoModel, block: Tensor, head_weight: float, balance_weight: float, chain: bool) -> Losses:
     """block [rows, length + EXTRA] of token ids. ``chain`` adds the head's second draft."""
     time = block.shape[1] - EXTRA
     hidden = model.model(block[:, :time])

@@ -89,9 +89,7 @@ class Trunk(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(
-            Layer(shape, shape.is_attention(i)) for i in range(shape.layers)
-        )
+        self.layers = nn.ModuleList(Layer(shape, shape.is_attention(i)) for i in range(shape.layers))
         self.norm = Norm(shape.hidden, shape.eps)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -1,9 +1,13 @@
-"""Muon (orthogonalised momentum) for matrices, with the iteration done on the Gram matrix."""
+"""The updates: Muon (orthogonalised momentum) for matrices, Adam for the rest."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from .model import DemoModel
 
 # Quintic coefficients of the published optimiser (Jordan et al., 2024).
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -30,29 +34,60 @@ def orthogonalise(x: Tensor, steps: int = 5) -> Tensor:
     return x.transpose(-1, -2) if tall else x
 
 
-class Muon(torch.optim.Optimizer):
-    """Parameters [rows, columns] or [experts, rows, columns]; a step has unit spectral size.
+@dataclass
+class Unit:
+    """One parameter with what its update needs; every tensor lives in shared memory.
 
     ``parts``: a parameter that stacks several matrices along its rows (gate and up) is
-    orthogonalised in that many pieces.
+    orthogonalised in that many pieces. 0 means Adam. ``moments``: one for Muon, two for Adam.
     """
 
-    def __init__(self, groups: list[dict], lr: float, momentum: float, decay: float) -> None:
-        super().__init__(groups, {"lr": lr, "momentum": momentum, "decay": decay, "parts": 1})
+    name: str
+    parameter: Tensor
+    gradients: list[Tensor]  # one a worker
+    moments: list[Tensor]
+    parts: int
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                buffer = state.setdefault("buffer", torch.zeros_like(p))
-                buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = p.grad.lerp(buffer, group["momentum"])
-                rows = p.shape[-2] // group["parts"]
-                pieces = update.view(-1, rows, p.shape[-1])
-                pieces = orthogonalise(pieces).reshape(p.shape)
-                scale = max(1.0, rows / p.shape[-1]) ** 0.5
-                p.mul_(1 - group["lr"] * group["decay"])
-                p.add_(pieces, alpha=-group["lr"] * scale)
+    def update(self, lr: float, decay: float, step: int) -> None:
+        """Adds the workers' gradients up, moves the parameter, clears the gradients.
+
+        lr: the rate of this unit's kind; decay: per unit of lr, on matrices only.
+        """
+        grad = torch.stack(self.gradients).sum(0)
+        for g in self.gradients:
+            g.zero_()
+        if self.parts:
+            self._muon(grad, lr, decay)
+        else:
+            self._adam(grad, lr, step)
+
+    def _muon(self, grad: Tensor, lr: float, decay: float) -> None:
+        p, (buffer,) = self.parameter, self.moments
+        buffer.lerp_(grad, 0.05)
+        grad.lerp_(buffer, 0.95)  # Nesterov's look-ahead
+        rows = p.shape[-2] // self.parts
+        pieces = orthogonalise(grad.view(-1, rows, p.shape[-1])).reshape(p.shape)
+        p.mul_(1 - lr * decay)
+        p.add_(pieces, alpha=-lr * max(1.0, rows / p.shape[-1]) ** 0.5)
+
+    def _adam(self, grad: Tensor, lr: float, step: int) -> None:
+        first, second = self.moments
+        first.lerp_(grad, 0.1)
+        second.lerp_(grad.square(), 0.05)
+        mean, square = first / (1 - 0.9**step), second / (1 - 0.95**step)
+        self.parameter.sub_(lr * mean / (square.sqrt() + 1e-8))
+
+
+def units(model: DemoModel, workers: int) -> list[Unit]:
+    """Every parameter of ``model``, moved to shared memory, the dearest updates first."""
+    made = []
+    for name, p in model.named_parameters():
+        p.data.share_memory_()
+        small = p.dim() < 2 or any(
+            s in name for s in ("embed_tokens", "conv1d", ".gate.weight", "expert_gate", "proj_ba")
+        )
+        parts = 0 if small else 2 if name.endswith("gate_up_proj") else 1
+        zeros = [torch.zeros_like(p).share_memory_() for _ in range(workers + (2 if small else 1))]
+        made.append(Unit(name, p.data, zeros[:workers], zeros[workers:], parts))
+    return sorted(made, key=lambda u: (u.parts == 0, -u.parameter.numel()))
