@@ -5,7 +5,7 @@ from dataclasses import dataclass
 _FADE = 0.95  # a forward's worth of the past: about the last 20 forwards count
 _WASTE_LIMIT = 0.4
 _STEP = 0.02
-_LOWEST, _HIGHEST = 0.5, 0.95
+_LOWEST, _HIGHEST = 0.35, 0.95
 _LOSING_FORWARDS = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
 _PROBE_FORWARDS = 8

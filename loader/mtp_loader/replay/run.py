@@ -5,7 +5,7 @@ victims leave, all chosen in one go with the event's own experts protected; then
 what the loader's slot table does when every recall is answered at once, and the tests hold the two to the same numbers.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtp_loader.policy.interface import Event, Policy, layer_of
@@ -41,6 +41,7 @@ class Residency:
     resident: set[int] = field(default_factory=set)
     pinned: frozenset[int] = frozenset()
     left: list[int] = field(default_factory=list)  # the last request's victims
+    announced: set[int] = field(default_factory=set)  # prefetched, and their layer is still to come: no victims
 
     def __post_init__(self) -> None:
         self.resident.update(self.pinned)
@@ -60,18 +61,48 @@ class Residency:
                     self._bring(missing[start : start + usable], ())
         return missing
 
+    def prefetch(self, key: int) -> bool:
+        """Takes a FREE slot for `key`, ahead of any demand, and frees another for the reserve; false where none is."""
+        if len(self.resident) >= self.slots:
+            return False
+        self.policy.insert(key)
+        self.resident.add(key)
+        self.announced.add(key)
+        self.left = []
+        self._give_up(self.reserve - (self.slots - len(self.resident)), ())
+        return True
+
+    def take_back(self, key: int) -> None:
+        """The prefetch did not begin: its slot is FREE again."""
+        self.policy.remove(key)
+        self.resident.discard(key)
+        self.announced.discard(key)
+
     def _bring(self, missing: list[int], held: Collection[int]) -> None:
-        free = self.slots - len(self.resident)
-        short = len(missing) + self.reserve - free
-        if short > 0:
-            victims = self.policy.victims(short, held)
-            self.left += victims
-            for victim in victims:
-                self.policy.remove(victim)
-                self.resident.discard(victim)
+        self._give_up(len(missing) + self.reserve - (self.slots - len(self.resident)), held)
         for key in missing:
             self.policy.insert(key)
             self.resident.add(key)
+
+    def _give_up(self, count: int, held: Container[int]) -> None:
+        if count <= 0:
+            return
+        victims = self.policy.victims(count, _Either(held, self.announced) if self.announced else held)
+        if len(victims) < count and self.announced:
+            self.announced.clear()  # rather a guess than a demand that finds no slot
+            victims = self.policy.victims(count, held)
+        self.left += victims
+        for victim in victims:
+            self.policy.remove(victim)
+            self.resident.discard(victim)
+
+
+class _Either:
+    def __init__(self, held: Container[int], announced: Container[int]) -> None:
+        self._held, self._announced = held, announced
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held or key in self._announced
 
 
 def replay(

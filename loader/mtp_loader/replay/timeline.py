@@ -1,8 +1,8 @@
 """A replay with time: reads on a disk of given bandwidth, compute of given length, prefetching by a predictor.
 
 The disk does one read at a time. A demand waits for the read under way, then for its own; prefetches wait for demands.
-A prefetch takes a FREE slot of the reserve, never a resident one, and is taken back when its layer has passed and its
-read has not begun. The policy, the slots and the victims are those of `replay.run`.
+A prefetch takes a FREE slot of the reserve, the reserve is then filled up again, and it is taken back when its layer
+has passed and its read has not begun. The policy, the slots and the victims are those of `replay.run`.
 """
 
 from collections import deque
@@ -15,6 +15,9 @@ from mtp_loader.predict.blend import LayerShape, Predictor
 from mtp_loader.predict.profit import ProfitGate
 from mtp_loader.replay.run import MakePolicy, Residency, Tally, make_banks, token_count
 from mtp_loader.replay.trace import DECODE, PROMPT, Forward, HintLayers, Trace
+
+_GUESSES = 64
+_QUEUED = 8
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Disk:
     machine: Machine
     sizes: Mapping[int, int]
     free_at: float = 0.0
+    reading: int = -1  # the prefetched key that is being read, or was last
     queue: deque[tuple[int, float]] = field(default_factory=deque)
     done_at: dict[int, float] = field(default_factory=dict)
 
@@ -59,10 +63,12 @@ class Disk:
             key, asked = self.queue.popleft()
             self.free_at = max(self.free_at, asked) + self.sizes[key >> 16] / self.machine.bandwidth
             self.done_at[key] = self.free_at
+            self.reading = key
 
     def demand(self, layer: int, count: int, now: float) -> float:
         """When `count` experts of `layer` are read, ahead of everything queued."""
         if count:
+            self.reading = -1
             self.free_at = max(self.free_at, now) + count * self.sizes[layer] / self.machine.bandwidth
         return self.free_at
 
@@ -79,24 +85,35 @@ class Prefetching:
         self.guesses: dict[int, tuple[float, bool]] = {}
 
     def ask(self, now: float) -> None:
-        """Queues what the predictor wants, the gate admits and free slots hold."""
-        room = sum(b.slots - len(b.resident) for b in self.banks.values())
-        for key, chance in self.predictor.wanted(2 * room + 8, _AnyOf(self.banks)) if room else ():
+        """Queues what the predictor wants and the gate admits, a few at a time, where there are FREE slots."""
+        self.disk.advance(now)
+        for key, chance in self.predictor.wanted(_GUESSES, _AnyOf(self.banks)):
+            if key in self.guesses:
+                continue
             self.attributor.predicted(key)
             bank = self.banks[self.trace.layers[layer_of(key)].bank]
-            read = self.gate.admits(chance) and len(bank.resident) < bank.slots
+            read = len(self.disk.queue) < _QUEUED and self.gate.admits(chance) and bank.prefetch(key)
             self.guesses[key] = (chance, read)
             if read:
-                bank.policy.insert(key)
-                bank.resident.add(key)
-                self.disk.queue.append((key, now))
                 self.attributor.prefetched(key)
+                self.evicted(bank)
+                self.disk.queue.append((key, now))
                 self.started_bytes += self.trace.layers[layer_of(key)].bytes
+
+    def evicted(self, bank: Residency) -> None:
+        """Takes note of what the bank's last request or prefetch put out."""
+        for key in bank.left:
+            self.attributor.evicted(key)
+            self.disk.done_at.pop(key, None)
+        if self.disk.queue and bank.left:
+            gone = set(bank.left)
+            self.disk.queue = deque(entry for entry in self.disk.queue if entry[0] not in gone)
 
     def judge(self, event: Event) -> None:
         """The layer's experts are known: which guesses about it were right."""
         for key in [key for key in self.guesses if layer_of(key) <= event.layer]:
             chance, read = self.guesses.pop(key)
+            self.banks[self.trace.layers[layer_of(key)].bank].announced.discard(key)
             if layer_of(key) == event.layer:
                 self.gate.judge(chance, right=key in event.keys, read=read)
 
@@ -121,8 +138,7 @@ class Prefetching:
                 kept.append((key, asked))
                 continue
             bank = self.banks[self.trace.layers[layer_of(key)].bank]
-            bank.policy.remove(key)
-            bank.resident.discard(key)
+            bank.take_back(key)
             self.attributor.cancelled(key)
             self.started_bytes -= self.trace.layers[layer_of(key)].bytes
         self.disk.queue = kept
@@ -174,6 +190,8 @@ class Timeline:
         if self.predicting:
             ahead.attributor.forward()
             ahead.guesses.clear()
+            for bank in self.banks.values():
+                bank.announced.clear()
             ahead.predictor.on_start(forward.tokens, forward.step)
             ahead.ask(self.now)
         for event in forward.events:
@@ -195,21 +213,23 @@ class Timeline:
     def _event(self, event: Event, phase: int, tally: Tally) -> None:
         bank = self.banks[self.trace.layers[event.layer].bank]
         size = self.trace.layers[event.layer].bytes
-        behind = max(self.ahead.disk.free_at - self.now, 0.0)
         late = self.ahead.promote(event, self.now)
+        disk, read_s = self.ahead.disk, size / self.machine.bandwidth
+        behind = max(disk.free_at - self.now, 0.0) if disk.reading not in event.keys else 0.0
         missing = bank.request(event)
-        for key in bank.left:
-            self.ahead.attributor.evicted(key)
+        self.ahead.evicted(bank)
         ready = max(late.values(), default=self.now)
         if missing:
-            ready = max(ready, self.ahead.disk.demand(event.layer, len(missing), self.now))
+            ready = max(ready, disk.demand(event.layer, len(missing), self.now))
             self.ahead.gate.harmed(behind)
         for key in event.keys:
-            match self.ahead.attributor.request(key, resident=key not in missing and key not in late):
-                case "covered":
-                    self.ahead.gate.saved(size / self.machine.bandwidth)
-                case "displaced":
-                    self.ahead.gate.harmed(size / self.machine.bandwidth)
+            outcome = self.ahead.attributor.request(key, resident=key not in missing and key not in late)
+            if outcome == "covered":
+                self.ahead.gate.saved(read_s)
+            elif outcome == "displaced":
+                self.ahead.gate.harmed(read_s)
+            elif key in late:
+                self.ahead.gate.saved(max(read_s - (late[key] - self.now), 0.0))
         if phase == DECODE:
             self.timing.stall_s += ready - self.now
         self.now = ready
