@@ -47,6 +47,10 @@ class Need:
     `passed` are (layer, distinct experts) of the layers since the engine's last Need of this forward in which nothing
     missed, in their order: so the loader's policy knows the whole past when it chooses. `tokens` is how many tokens
     the forward carries.
+
+    `events` says more and takes the place of both: (layer, tokens, distinct experts) of every layer that ran since the
+    engine's last Need, earlier forwards' included, each told once; this layer's whole event is the last. It is empty
+    for a layer's later waves and for a Need that is sent again.
     """
 
     ticket: int
@@ -55,6 +59,7 @@ class Need:
     held_slots: tuple[int, ...]
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     tokens: int = 1
+    events: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ class Used:
     """What one forward routed to, sent once a forward, after it: per (layer, one entry a token), the experts in rank
 
     order and their router weights. `tokens` are the token ids that were fed; `phase` is 0 for prompt, 1 for decode.
-    `hits` and `misses` count distinct experts per layer event, summed over the forward.
+    `hits` and `misses` count distinct experts per layer event, summed over the forward. `told` is how many of the layers,
+    from the first, a Need's `events` told of; None from an engine that sends no `events`.
     """
 
     step: int
@@ -79,6 +85,7 @@ class Used:
     routing: tuple[tuple[int, tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]], ...]
     hits: int
     misses: int
+    told: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,8 +146,19 @@ class FillFailed:
     reason: str
 
 
+@dataclass(frozen=True)
+class Limit:
+    """How many slots of each bank may be used from now on, in bank order: follows every Welcome and begins a resize.
+
+    A wave fits if its experts and held slots together are no more. A Need sized by an older limit may be answered by
+    `FillFailed`; the engine asks again in smaller waves.
+    """
+
+    slots: tuple[int, ...]
+
+
 ToLoader = Hello | Need | Hint | Used | Released | Bye
-ToEngine = Welcome | Filled | Recall | FillFailed
+ToEngine = Welcome | Filled | Recall | FillFailed | Limit
 
 to_loader: Codec[ToLoader] = Codec(Hello, Need, Hint, Used, Released, Bye)
-to_engine: Codec[ToEngine] = Codec(Welcome, Filled, Recall, FillFailed)
+to_engine: Codec[ToEngine] = Codec(Welcome, Filled, Recall, FillFailed, Limit)
