@@ -42,7 +42,7 @@ class BankSlots(BankFills):
     def __contains__(self, key: object) -> bool:
         """Whether `key` may not be a victim: the bank itself is the `protected` that its policy is given."""
         slot = self.slots.slot_of.get(key)  # type: ignore[call-overload]
-        return slot is None or not self._may_recall(slot)
+        return slot is None or key in self.announced or not self._may_recall(slot)
 
     def fits(self, experts: int, held: Iterable[int]) -> bool:
         """Whether a wave of `experts` misses beside the `held` slots can be resident at once."""
@@ -198,6 +198,9 @@ class BankSlots(BankFills):
         wanted = short + reserve + (0 if queued else min(len(self.unloaded_pins), PIN_BURST))
         if wanted > 0:
             victims = self.policy.victims(wanted, self)
+            if len(victims) < short and self.announced:
+                self.announced.clear()  # rather a guess than a demand that waits
+                victims = self.policy.victims(wanted, self)
             self._recall(self.slots.slot_of[key] for key in victims)
             short -= len(victims)
         if short > 0:

@@ -20,6 +20,7 @@ class BankFills:
         self.holds: Counter[int] = Counter()  # slot -> tickets that need it until they end
         self.pins: set[int] = set()
         self.unloaded_pins: deque[int] = deque()
+        self.announced: set[int] = set()  # keys read ahead whose layer is still to come: no victims while others are
         self.greeted = False  # an engine has said Hello: it is told of every resident expert
         self._effects = effects
 

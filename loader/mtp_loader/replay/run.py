@@ -38,6 +38,7 @@ class Residency:
     slots: int
     reserve: int
     policy: Policy
+    experts: int = 1 << 30
     resident: set[int] = field(default_factory=set)
     pinned: frozenset[int] = frozenset()
     left: list[int] = field(default_factory=list)  # the last request's victims
@@ -69,7 +70,7 @@ class Residency:
         self.resident.add(key)
         self.announced.add(key)
         self.left = []
-        self._give_up(self.reserve - (self.slots - len(self.resident)), ())
+        self._give_up(0, ())
         return True
 
     def take_back(self, key: int) -> None:
@@ -79,12 +80,15 @@ class Residency:
         self.announced.discard(key)
 
     def _bring(self, missing: list[int], held: Collection[int]) -> None:
-        self._give_up(len(missing) + self.reserve - (self.slots - len(self.resident)), held)
+        self._give_up(len(missing), held)
         for key in missing:
             self.policy.insert(key)
             self.resident.add(key)
 
-    def _give_up(self, count: int, held: Container[int]) -> None:
+    def _give_up(self, missing: int, held: Container[int]) -> None:
+        # No slot is kept for an expert that does not exist: a pool that holds them all gives none up.
+        reserve = min(self.reserve, max(0, self.experts - len(self.resident) - missing))
+        count = missing + reserve - (self.slots - len(self.resident))
         if count <= 0:
             return
         victims = self.policy.victims(count, _Either(held, self.announced) if self.announced else held)
@@ -145,7 +149,8 @@ def make_banks(
     for bank in trace.banks:
         pinned = frozenset(key for key in pins if layers[layer_of(key)].bank == bank)
         future = [e for e in trace.events if layers[e.layer].bank == bank]
-        banks[bank] = Residency(slots[bank], min(reserve, max(slots[bank] - 1, 0)), make(future), pinned=pinned)
+        kept = min(reserve, max(slots[bank] - 1, 0))
+        banks[bank] = Residency(slots[bank], kept, make(future), trace.experts_in(bank), pinned)
     return banks
 
 
