@@ -9,7 +9,7 @@ slot, until that engine's `hello` says that it dropped its map, or the front say
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from mtp_loader.errors import LoaderBug
 from mtp_loader.policy.interface import Policy, expert_of, key_of, layer_of
@@ -200,6 +200,11 @@ class SlotTable:
         self._pump()
         return sum(len(bank.pins) for bank in self.banks)
 
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """Slots of each bank that may be used."""
+        return tuple(bank.slots.limit for bank in self.banks)
+
     def resize(self, limits: Sequence[int]) -> str | None:
         """Uses only slots below these limits from now on; `ResizeDone` follows. Returns why not, if it cannot be."""
         if len(limits) != len(self.banks):
@@ -230,6 +235,11 @@ class SlotTable:
         """What is in these slots of the layer's bank, free ones left out."""
         keys = self.banks[self._layers[layer].bank].slots.key
         return [keys[slot] for slot in slots if keys[slot] >= 0]
+
+    @property
+    def present(self) -> Container[int]:
+        """The keys that are resident or being read."""
+        return _Present(self)
 
     @property
     def prefetches_under_way(self) -> int:
@@ -274,3 +284,12 @@ class SlotTable:
         if self._resizing and not any(bank.slots.leaving for bank in self.banks):
             self._resizing = False
             self._effects.append(ResizeDone(tuple(bank.slots.limit for bank in self.banks)))
+
+
+class _Present:
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+
+    def __contains__(self, key: object) -> bool:
+        bank = self._table.bank_of(layer_of(key)) if isinstance(key, int) else None
+        return bank is not None and key in bank.slots.slot_of

@@ -1,9 +1,9 @@
 """The rule by which requests become a policy's events. Pure; the running loader and a replay follow it alike.
 
-A *request* is one expert that one layer needed in one forward. The engine tells of a layer without a miss in the next
-`Need` (its `passed`) or in the forward's `Used`; of a layer with one in the `Need` itself, whose `held_slots` are the
-hits. So every request is recorded once, layers in the order in which they ran, and an event is recorded before its
-misses are inserted: a replay that goes through the recorded forwards layer by layer sees the same events.
+A *request* is one expert that one layer needed in one forward. The engine tells of every layer's whole event once, in
+the order in which they ran: in the next `Need` (its `events`, this layer's own last), or, where no Need follows, in the
+forward's `Used`. So an event is recorded before its misses are inserted, and no victim is chosen on stale history: a
+replay that goes through the recorded forwards layer by layer sees the same.
 
     for each layer of a forward, E = its distinct experts, sorted, M = those not resident, f = FREE slots,
     r = min(reserve, experts in the bank's layers - resident ones - len(M)):
@@ -12,16 +12,13 @@ misses are inserted: a replay that goes through the recorded forwards layer by l
 
 `insert` happens when a slot starts to fill and `remove` when its recall is sent, so neither depends on how long reads
 and answers take. Weights are known with `Used` only: policies that want them offer `weigh(event)`.
-
-A wave is recorded as the part of its layer's event that was not recorded before; a Need that is sent again, or for a
-read that failed, adds nothing.
 """
 
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from mtp_loader.policy.interface import Event, key_of
-from mtp_protocol.expert_messages import Used
+from mtp_protocol.expert_messages import Need, Used
 
 
 @runtime_checkable
@@ -33,50 +30,52 @@ class Weighing(Protocol):
 
 
 class RequestLedger:
-    """What of the forward under way is recorded, and the totals: `requests == hits + misses` at all times."""
+    """Turns messages into events and adds up. `requests` are those told of; the engine counts which of them hit.
+
+    When every forward told of has been reported by its Used, `requests == hits + misses`.
+    """
 
     def __init__(self) -> None:
         self.requests = 0
         self.hits = 0
         self.misses = 0
         self.forwards = 0
-        self._seen: dict[int, set[int]] = {}
 
-    def passed(self, layer: int, experts: Iterable[int], tokens: int) -> Event | None:
-        """A layer in which nothing missed."""
-        return self._event(layer, (key_of(layer, e) for e in experts), (), tokens)
+    @property
+    def open_requests(self) -> int:
+        """Requests of forwards whose Used is still to come."""
+        return self.requests - self.hits - self.misses
 
-    def need(self, layer: int, held: Iterable[int], missed: Iterable[int], tokens: int) -> Event | None:
-        """A wave with misses: the keys of its held slots (others than this layer's are skipped) and experts missed."""
-        hits = (key for key in held if key >> 16 == layer)
-        return self._event(layer, hits, (key_of(layer, e) for e in missed), tokens)
+    def need(self, need: Need, held: Iterable[int]) -> list[Event]:
+        """What the policies are to be told before the Need's misses are inserted. `held`: the held slots' keys.
+
+        An engine that sends no `events` tells of what passed, and of this layer by what it holds and misses.
+        """
+        events = need.events
+        if not events and need.passed + need.held_slots:
+            own = {key & 0xFFFF for key in held if key >> 16 == need.layer}.union(need.experts)
+            events = tuple((y, need.tokens, e) for y, e in (*need.passed, (need.layer, tuple(own))))
+        return [self._event(layer, experts, tokens) for layer, tokens, experts in events]
 
     def used(self, used: Used) -> list[Event]:
-        """The forward is over: the events nobody told of before, in the layers' order."""
-        late = []
-        for layer, rows, _weights in used.routing:
-            event = self._event(layer, (key_of(layer, e) for row in rows for e in row), (), len(used.tokens))
-            if event is not None:
-                late.append(event)
+        """A forward has been reported: the events that no Need told of."""
         self.forwards += 1
-        self._seen.clear()
-        return late
+        self.hits += used.hits
+        self.misses += used.misses
+        if used.told is None:
+            self.requests = self.hits + self.misses
+            return []
+        late = used.routing[used.told :]
+        return [self._event(layer, {e for row in rows for e in row}, len(used.tokens)) for layer, rows, _ in late]
 
     def abandon(self) -> None:
-        """The forward under way will never end: its engine is gone."""
-        self._seen.clear()
+        """What is not reported now never will be: its engine is gone."""
+        self.requests = self.hits + self.misses
 
-    def _event(self, layer: int, hits: Iterable[int], misses: Iterable[int], tokens: int) -> Event | None:
-        seen = self._seen.setdefault(layer, set())
-        missed = set(misses) - seen
-        keys = (set(hits) - seen) | missed
-        if not keys:
-            return None
-        seen |= keys
+    def _event(self, layer: int, experts: Iterable[int], tokens: int) -> Event:
+        keys = tuple(sorted({key_of(layer, expert) for expert in experts}))
         self.requests += len(keys)
-        self.misses += len(missed)
-        self.hits += len(keys - missed)
-        return Event(layer, tuple(sorted(keys)), (), tokens)
+        return Event(layer, keys, (), tokens)
 
 
 def weighed_events(used: Used) -> list[Event]:

@@ -19,13 +19,25 @@ from mtp_loader.pool.slots import SlotTable
 from mtp_loader.service.hints import HintPrefetch
 from mtp_loader.service.ledger import RequestLedger, Weighing, weighed_events
 from mtp_loader.service.settings import LoaderSettings
-from mtp_protocol.expert_messages import Bye, Filled, FillFailed, Hello, Hint, Need, Recall, Released, ToLoader, Used
+from mtp_protocol.expert_messages import (
+    Bye,
+    Filled,
+    FillFailed,
+    Hello,
+    Hint,
+    Limit,
+    Need,
+    Recall,
+    Released,
+    ToLoader,
+    Used,
+)
 from mtp_protocol.expert_messages import Welcome as EngineWelcome
 from mtp_protocol.geometry import Geometry
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[EngineMessage | EngineWelcome], None]
+Send = Callable[[EngineMessage | EngineWelcome | Limit], None]
 PREFETCH_DEPTH = 4  # prefetches under way at a time
 
 
@@ -38,14 +50,12 @@ class PoolService:
         self.bytes_read = 0
         self.read_s = 0.0
         self.failures = 0
-        self.disagreements = 0  # forwards whose hits and misses the engine counts otherwise
         self.on_resized: Callable[[tuple[int, ...]], None] = lambda limits: None
         self.on_used: Callable[[Used], None] = lambda used: None
         self._region: PoolRegion | None = None
         self._table: SlotTable | None = None
         self._engine: int | None = None
         self._deadlines: dict[int, float] = {}
-        self._requests_before = 0
         self._checked_at = -1
         self._hints = HintPrefetch(geometry, lambda: self.table, PREFETCH_DEPTH) if settings.prefetch != "off" else None
 
@@ -83,7 +93,7 @@ class PoolService:
         if self._engine is not None:
             self._table.engine_up(self._engine)
         self.ledger = RequestLedger()
-        self.bytes_read = self._requests_before = 0
+        self.bytes_read = 0
         if old is not None:
             old.close()
 
@@ -132,25 +142,21 @@ class PoolService:
             return
         self.ledger.abandon()
         self._send(EngineWelcome(self.table.hello(), self.region.layout.generation))
+        self._send(Limit(self.table.limits))
 
     def _need(self, need: Need) -> None:
-        for layer, experts in need.passed:
-            self._record(self.ledger.passed(layer, experts, need.tokens))
-            if self._hints is not None:
-                self._hints.on_layer(layer, experts)
         if self.table.refusal(need) is None:
-            held = self.table.keys_of(need.layer, need.held_slots)
-            self._record(self.ledger.need(need.layer, held, need.experts, need.tokens))
+            for event in self.ledger.need(need, self.table.keys_of(need.layer, need.held_slots)):
+                self._record(event)
             self._deadlines[need.ticket] = time.monotonic() + self._settings.demand_limit_s
         if self._hints is not None:
-            self._hints.on_layer(need.layer, need.experts)
+            for layer, _tokens, experts in need.events:
+                self._hints.on_layer(layer, experts)
         self.table.need(need)
 
     def _used(self, used: Used) -> None:
         for event in self.ledger.used(used):
             self._record(event)
-        self.disagreements += self.ledger.requests - self._requests_before != used.hits + used.misses
-        self._requests_before = self.ledger.requests
         if any(isinstance(bank.policy, Weighing) for bank in self.table.banks):
             for event in weighed_events(used):
                 if (bank := self.table.bank_of(event.layer)) is not None and isinstance(bank.policy, Weighing):
@@ -159,8 +165,8 @@ class PoolService:
             self._hints.on_forward_end()
         self.on_used(used)
 
-    def _record(self, event: Event | None) -> None:
-        if event is not None and (bank := self.table.bank_of(event.layer)) is not None:
+    def _record(self, event: Event) -> None:
+        if (bank := self.table.bank_of(event.layer)) is not None:
             bank.policy.record(event)
 
     # -- the front -------------------------------------------------------------------------------------------------
@@ -174,6 +180,8 @@ class PoolService:
     def resize(self, limits: tuple[int, ...]) -> str | None:
         """Why not, or None: `on_resized` is called when it is done."""
         reason = self.table.resize(limits)
+        if reason is None:
+            self._send(Limit(self.table.limits))  # before what is recalled for it
         self.carry_out()
         return reason
 
@@ -241,8 +249,8 @@ class PoolService:
     def check_integrity(self) -> None:
         """The slot table's books and ours: requests, hits, misses and bytes. Raises LoaderBug."""
         self.table.check_integrity()
-        if self.ledger.requests != self.ledger.hits + self.ledger.misses:
-            raise LoaderBug("hits and misses do not make up the requests")
+        if self.ledger.open_requests < 0:
+            raise LoaderBug("the engine reports more hits and misses than requests it told of")
         expected = 0
         for bank in self.table.banks:
             c = bank.counters

@@ -48,7 +48,7 @@ def statistics(
     return facts(service) | {
         "banks": banks,
         "forwards": service.ledger.forwards,
-        "disagreements": service.disagreements,
+        "open_requests": service.ledger.open_requests,
         "read_s": service.read_s,
         "readers": threads,
         "direct_alignment": min((file.alignment for file in reader.files), default=1),
