@@ -150,7 +150,7 @@ def make_banks(
         pinned = frozenset(key for key in pins if layers[layer_of(key)].bank == bank)
         future = [e for e in trace.events if layers[e.layer].bank == bank]
         kept = min(reserve, max(slots[bank] - 1, 0))
-        banks[bank] = Residency(slots[bank], kept, make(future), trace.experts_in(bank), pinned)
+        banks[bank] = Residency(slots[bank], kept, make(future), trace.experts_in(bank), pinned=pinned)
     return banks
 
 
