@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import msgpack
@@ -41,8 +42,10 @@ class Wire:
 
     def hear(self) -> c.ToClient:
         """The next message that is not Alive."""
+        deadline = time.monotonic() + DEADLINE_S
         while True:
-            assert self.socket.poll(int(DEADLINE_S * 1000)), "the front says nothing"
+            left_s = deadline - time.monotonic()
+            assert left_s > 0 and self.socket.poll(int(left_s * 1000)), "the front says nothing"
             message = c.to_client.decode(self.socket.recv())
             if not isinstance(message, c.Alive):
                 return message

@@ -14,6 +14,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load_model
 
 from mtp_client.client import Client
+from mtp_client.errors import RequestRefused
 from mtp_protocol.client_messages import Finished, Tokens
 from mtp_protocol.sampling import Sampling
 from support.checkpoints import Head, make_checkpoint
@@ -144,6 +145,17 @@ def test_clients_do_not_mix(front: FrontProcess, model: Path) -> None:
         second = two.generate(prompt_ids=other, max_tokens=20)
         ids = [[i for e in a if isinstance(e, Tokens) for i in e.ids] for a in (second, first)]
     assert ids == [reference(model, other, 20), reference(model, PROMPT, 20)]
+
+
+def test_smallest_prompts(front: FrontProcess, model: Path) -> None:
+    """F5: one token is a prompt; an empty text is answered or refused by name, and the service goes on either way."""
+    with front.client() as client:
+        assert ask(client, prompt_ids=(5,), max_tokens=6)[0] == reference(model, (5,), 6)
+        try:
+            assert len(ask(client, prompt_ids=None, prompt="", raw=True, max_tokens=3)[0]) <= 3
+        except RequestRefused as error:
+            assert "empty" in str(error)
+        assert ask(client, prompt_ids=(5,), max_tokens=0)[0] == []
 
 
 def test_no_expert_file_is_mapped(front: FrontProcess, model: Path) -> None:
