@@ -49,3 +49,15 @@ class ResizeDone:
 
 Effect = StartFill | PromoteFill | CancelFill | Evicted | ResizeDone | Recall | Filled | FillFailed
 EngineMessage = Recall | Filled | FillFailed
+
+
+def merged(effects: list[Effect]) -> list[Effect]:
+    """Neighbouring answers to one ticket as one message; the order stays."""
+    result: list[Effect] = []
+    for effect in effects:
+        last = result[-1] if result else None
+        if isinstance(effect, Filled) and isinstance(last, Filled) and effect.ticket == last.ticket:
+            result[-1] = Filled(effect.ticket, last.experts + effect.experts, effect.remaining)
+        else:
+            result.append(effect)
+    return result

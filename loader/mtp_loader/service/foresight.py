@@ -53,7 +53,10 @@ class Foresight:
         self.pump()
 
     def on_event(self, event: Event, asked: Collection[int] = ()) -> None:
-        """One layer's experts, `asked` of which the engine did not have; before the slot table hears of it."""
+        """One layer's experts, `asked` of which the engine did not have; before the slot table hears of it.
+
+        Begins nothing: `pump` follows once the demand has its slots.
+        """
         self.pace.reached(event.layer, self._clock())
         missed = 0
         for key in event.keys:
@@ -69,7 +72,6 @@ class Foresight:
             self.gate.harmed(self._table().prefetches_under_way * self.pace.read_s / self.pace.threads)
         self.predictor.on_event(event)
         self._asked = False
-        self.pump()
 
     def on_used(self, used: Used) -> None:
         """A forward is over, or was some time ago: its routing teaches."""

@@ -40,6 +40,7 @@ class RequestLedger:
         self.hits = 0
         self.misses = 0
         self.forwards = 0
+        self._told = False  # whether this engine sends `events`
 
     @property
     def open_requests(self) -> int:
@@ -52,7 +53,8 @@ class RequestLedger:
         An engine that sends no `events` tells of what passed, and of this layer by what it holds and misses.
         """
         events = need.events
-        if not events and need.passed + need.held_slots:
+        self._told = self._told or bool(events)
+        if not self._told:
             own = {key & 0xFFFF for key in held if key >> 16 == need.layer}.union(need.experts)
             events = tuple((y, need.tokens, e) for y, e in (*need.passed, (need.layer, tuple(own))))
         return [self._event(layer, experts, tokens) for layer, tokens, experts in events]

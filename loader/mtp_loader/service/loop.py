@@ -52,6 +52,7 @@ class LoaderLoop:
         wake: Wake,
         reader: ExpertReader,
         settings: LoaderSettings,
+        model: str,
         directory: Path,
         epoch: int,
     ) -> None:
@@ -59,7 +60,7 @@ class LoaderLoop:
         self._reader, self._settings = reader, settings
         self._experts = ExpertSocket(context, directory, epoch)
         self._threads = ReaderThreads(reader, settings.threads, wake)
-        self._service = PoolService(reader.source.geometry, settings, self._threads, self._experts.send)
+        self._service = PoolService(reader.source.geometry, settings, model, self._threads, self._experts.send)
         self._service.on_resized = self._resized
         self._layout: PoolLayout | None = None  # announced; its region may still be on its way
         self._resize_ref = 0
@@ -91,6 +92,7 @@ class LoaderLoop:
     def close(self) -> bool:
         """False if a reader thread is stuck."""
         self._experts.close()
+        self._service.watch.close()
         return self._threads.stop(deadline_s=1.0)
 
     def _finished(self) -> bool:

@@ -6,19 +6,19 @@ effects are carried out by the reader threads and by `send`, the way to the engi
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from mtp_loader.errors import LoaderBug
-from mtp_loader.policy.interface import Event
+from mtp_loader.policy.interface import Event, expert_of, key_of, layer_of
 from mtp_loader.policy.registry import make_policy
-from mtp_loader.pool.effects import CancelFill, EngineMessage, Evicted, PromoteFill, ResizeDone, StartFill
+from mtp_loader.pool.effects import CancelFill, EngineMessage, Evicted, PromoteFill, ResizeDone, StartFill, merged
 from mtp_loader.pool.expert_reader import Place
 from mtp_loader.pool.readers import FillResult, ReaderThreads
 from mtp_loader.pool.region import PoolRegion
 from mtp_loader.pool.slots import SlotTable
-from mtp_loader.service.hints import HintPrefetch
 from mtp_loader.service.ledger import RequestLedger, Weighing, weighed_events
 from mtp_loader.service.settings import LoaderSettings
+from mtp_loader.service.watch import Watch
 from mtp_protocol.expert_messages import (
     Bye,
     Filled,
@@ -38,26 +38,26 @@ from mtp_protocol.geometry import Geometry
 log = logging.getLogger(__name__)
 
 Send = Callable[[EngineMessage | EngineWelcome | Limit], None]
-PREFETCH_DEPTH = 4  # prefetches under way at a time
 
 
 class PoolService:
     """Owns the slot table, the policies and the ledger; drives the readers."""
 
-    def __init__(self, geometry: Geometry, settings: LoaderSettings, readers: ReaderThreads, send: Send) -> None:
+    def __init__(
+        self, geometry: Geometry, settings: LoaderSettings, model: str, readers: ReaderThreads, send: Send
+    ) -> None:
         self.geometry, self._settings, self._readers, self._send = geometry, settings, readers, send
         self.ledger = RequestLedger()
         self.bytes_read = 0
         self.read_s = 0.0
         self.failures = 0
         self.on_resized: Callable[[tuple[int, ...]], None] = lambda limits: None
-        self.on_used: Callable[[Used], None] = lambda used: None
+        self.watch = Watch(geometry, settings, model, lambda: self.table)
         self._region: PoolRegion | None = None
         self._table: SlotTable | None = None
         self._engine: int | None = None
         self._deadlines: dict[int, float] = {}
         self._checked_at = -1
-        self._hints = HintPrefetch(geometry, lambda: self.table, PREFETCH_DEPTH) if settings.prefetch != "off" else None
 
     @property
     def table(self) -> SlotTable:
@@ -126,8 +126,7 @@ class PoolService:
             case Released(bank, slots):
                 self.table.released(bank, slots)
             case Hint():
-                if self._hints is not None:
-                    self._hints.on_hint(message)
+                self.watch.on_hint(message)
             case Used():
                 self._used(message)
             case Bye():
@@ -143,16 +142,16 @@ class PoolService:
         self.ledger.abandon()
         self._send(EngineWelcome(self.table.hello(), self.region.layout.generation))
         self._send(Limit(self.table.limits))
+        self.watch.on_greeting()
 
     def _need(self, need: Need) -> None:
         if self.table.refusal(need) is None:
+            asked = {key_of(need.layer, expert) for expert in need.experts}
             for event in self.ledger.need(need, self.table.keys_of(need.layer, need.held_slots)):
-                self._record(event)
+                self._record(event, asked if event.layer == need.layer else ())
             self._deadlines[need.ticket] = time.monotonic() + self._settings.demand_limit_s
-        if self._hints is not None:
-            for layer, _tokens, experts in need.events:
-                self._hints.on_layer(layer, experts)
         self.table.need(need)
+        self.watch.pump()  # only now: what is read ahead takes no slot from what is needed
 
     def _used(self, used: Used) -> None:
         for event in self.ledger.used(used):
@@ -161,18 +160,18 @@ class PoolService:
             for event in weighed_events(used):
                 if (bank := self.table.bank_of(event.layer)) is not None and isinstance(bank.policy, Weighing):
                     bank.policy.weigh(event)
-        if self._hints is not None:
-            self._hints.on_forward_end()
-        self.on_used(used)
+        self.watch.on_used(used)
+        self.watch.pump()
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: Event, asked: Collection[int] = ()) -> None:
+        self.watch.on_event(event, asked)
         if (bank := self.table.bank_of(event.layer)) is not None:
             bank.policy.record(event)
 
     # -- the front -------------------------------------------------------------------------------------------------
 
     def pin(self, experts: tuple[tuple[int, int], ...]) -> int:
-        """Holds exactly these experts, as far as the pins' share goes; returns how many."""
+        """See `SlotTable.pin`."""
         pinned = self.table.pin(experts)
         self.carry_out()
         return pinned
@@ -191,13 +190,13 @@ class PoolService:
         """Reads have ended."""
         for result in self._readers.results():
             self._ended(result)
-        if self._hints is not None and self.open:
-            self._hints.pump()
         if self.open:
+            self.watch.pump()
             self.carry_out()
 
     def _ended(self, result: FillResult) -> None:
         place = result.place
+        self.watch.on_read(result.seconds, demand=result.demand)
         if result.error is None:
             self.bytes_read += self.geometry.banks[place.bank].source_bytes
             self.read_s += result.seconds
@@ -210,7 +209,7 @@ class PoolService:
     def carry_out(self) -> None:
         """Does what the table wants done, in its order; answers that make more to do are taken up at once."""
         while effects := self.table.drain():
-            for effect in _merged(effects):
+            for effect in merged(effects):
                 match effect:
                     case StartFill(bank, slot, layer, expert, demand):
                         self._readers.submit(self.region, Place(bank, slot, layer, expert), demand=demand)
@@ -218,6 +217,8 @@ class PoolService:
                         self._readers.promote(bank, slot)
                     case CancelFill(bank, slot):
                         if self._readers.cancel(bank, slot):
+                            key = self.table.banks[bank].slots.key[slot]
+                            self.watch.on_cancelled(layer_of(key), expert_of(key))
                             self.table.fill_cancelled(bank, slot)
                         else:
                             self.table.cancel_refused(bank, slot)
@@ -226,13 +227,14 @@ class PoolService:
                         self.on_resized(limits)
                     case Recall() | Filled() | FillFailed():
                         self._send(effect)
-                    case Evicted():
-                        pass
+                    case Evicted(layer, expert):
+                        self.watch.on_evicted(layer, expert)
 
     # -- time and order --------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Once a second or so: demands that waited too long fail; the books are checked when nothing is under way."""
+        self.watch.tick()
         if not self.open:
             return
         now = time.monotonic()
@@ -257,15 +259,3 @@ class PoolService:
             expected += (c.misses + c.prefetches - c.failed - c.cancelled) * self.geometry.banks[bank.bank].source_bytes
         if self.table.idle and self.bytes_read != expected:
             raise LoaderBug(f"{self.bytes_read} bytes were read, misses and prefetches make {expected}")
-
-
-def _merged(effects: list) -> list:  # type: ignore[type-arg]
-    """Neighbouring answers to one ticket as one message; the order stays."""
-    merged: list = []  # type: ignore[type-arg]
-    for effect in effects:
-        last = merged[-1] if merged else None
-        if isinstance(effect, Filled) and isinstance(last, Filled) and effect.ticket == last.ticket:
-            merged[-1] = Filled(effect.ticket, last.experts + effect.experts, effect.remaining)
-        else:
-            merged.append(effect)
-    return merged

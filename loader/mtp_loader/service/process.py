@@ -72,7 +72,7 @@ def _run(
     )
     _check_direct(settings, reader)
     front.send(Geometry(source.geometry))
-    loop = LoaderLoop(context, front, lifeline, wake, reader, settings, args.socket_dir, args.epoch)
+    loop = LoaderLoop(context, front, lifeline, wake, reader, settings, args.model.name, args.socket_dir, args.epoch)
 
     def terminate(_signal: int, _frame: FrameType | None) -> None:
         loop.stop(settings.stop_deadline_s)

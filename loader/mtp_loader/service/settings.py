@@ -15,11 +15,13 @@ from mtp_loader.pool.shim import ShimSettings
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """`readers` None: by the number of cores, 4 to 8. `reserve` None: by the bank (`reserve_slots`).
+    """What the loader is told at its start.
 
-    `direct` "on" refuses to start where the page cache cannot be passed by. `prefetch` "hints" reads what the engine
-    announces into spare slots. `pin_share` bounds what pins take of a bank. A demand that has waited `demand_limit_s`
-    for a slot or a read fails. `shim` makes the disk slow or faulty, for tests and benchmarks.
+    `readers` 0: by the number of cores, 4 to 8. `reserve` None: by the bank (`reserve_slots`). `direct` "on" refuses to
+    start where the page cache cannot be passed by. `prefetch` reads ahead into spare slots what is predicted;
+    `state_dir` keeps what the predictor has learned, and `warm_start` fills a cold pool from it. `record_routing` is a
+    file that routing is appended to. `pin_share` bounds what pins take of a bank. A demand that has waited
+    `demand_limit_s` for a slot or a read fails. `shim` makes the disk slow or faulty, for tests and benchmarks.
     """
 
     readers: int = 0
@@ -28,7 +30,7 @@ class LoaderSettings:
     policy: str = DEFAULT
     reserve: int | None = None
     verify: Verify = "first"
-    prefetch: Literal["off", "hints"] = "off"
+    prefetch: bool = False
     warm_start: bool = False
     pins: Path | None = None
     pin_share: float = 0.5
@@ -109,10 +111,6 @@ def _verify(name: str, value: Any) -> Any:
     return _choice("first", "always")(name, value) if not isinstance(value, bool) else ("first", "always")[value]
 
 
-def _prefetch(name: str, value: Any) -> Any:
-    return _choice("off", "hints")(name, value) if not isinstance(value, bool) else ("off", "hints")[value]
-
-
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest(f"{name} must be an object, not {value!r}")
@@ -136,7 +134,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "policy": _choice(*NAMES),
     "reserve": _whole(0, 1 << 20),
     "verify": _verify,
-    "prefetch": _prefetch,
+    "prefetch": _flag,
     "warm_start": _flag,
     "pins": _path,
     "pin_share": _real(0.0, 1.0),

@@ -34,7 +34,7 @@ def facts(service: PoolService) -> dict[str, Any]:
             "prefetched_in_time": counters.in_time,
             "evictions": counters.evictions,
         }
-    return summary
+    return summary | service.watch.facts()
 
 
 def statistics(
@@ -45,15 +45,19 @@ def statistics(
     for bank in service.table.banks if service.open else ():
         states = {state.name.lower(): n for state, n in zip(State, bank.slots.count, strict=True)}
         banks.append(states | {"pinned": len(bank.pins), "reserve": bank.reserve} | asdict(bank.counters))
-    return facts(service) | {
-        "banks": banks,
-        "forwards": service.ledger.forwards,
-        "open_requests": service.ledger.open_requests,
-        "read_s": service.read_s,
-        "readers": threads,
-        "direct_alignment": min((file.alignment for file in reader.files), default=1),
-        "stale_messages": experts.stale_messages,
-        "bad_messages": experts.bad_messages + front.bad_messages,
-        "unsent_messages": experts.unsent_messages,
-        "stale_deaths": service.table.stale_deaths if service.open else 0,
-    }
+    return (
+        facts(service)
+        | service.watch.statistics()
+        | {
+            "banks": banks,
+            "forwards": service.ledger.forwards,
+            "open_requests": service.ledger.open_requests,
+            "read_s": service.read_s,
+            "readers": threads,
+            "direct_alignment": min((file.alignment for file in reader.files), default=1),
+            "stale_messages": experts.stale_messages,
+            "bad_messages": experts.bad_messages + front.bad_messages,
+            "unsent_messages": experts.unsent_messages,
+            "stale_deaths": service.table.stale_deaths if service.open else 0,
+        }
+    )

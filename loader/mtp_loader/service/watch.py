@@ -1,0 +1,133 @@
+"""Who else listens to what goes on: the prefetching, the statistics kept on disk, and the recording of routing.
+
+Each may be absent. Nothing they do, and no disk they fill, changes what the engine is answered.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from mtp_loader.policy.interface import Event
+from mtp_loader.pool.slots import SlotTable
+from mtp_loader.predict.memory import load, save
+from mtp_loader.replay.recording import Recorder
+from mtp_loader.service.foresight import Foresight
+from mtp_loader.service.settings import LoaderSettings
+from mtp_protocol.expert_messages import Hint, Used
+from mtp_protocol.geometry import Geometry
+
+log = logging.getLogger(__name__)
+
+SAVE_S = 600.0  # how often statistics are written, if there is anything new
+
+
+class Watch:
+    """Raises DamagedCheckpoint or OSError where a recording cannot be gone on with."""
+
+    def __init__(
+        self, geometry: Geometry, settings: LoaderSettings, model: str, table: Callable[[], SlotTable]
+    ) -> None:
+        self.foresight: Foresight | None = None
+        self._geometry = geometry
+        self._path: Path | None = None
+        self._save_at = time.monotonic() + SAVE_S
+        self._forwards = 0
+        self._warm = settings.warm_start
+        if settings.prefetch:
+            self.foresight = Foresight(geometry, table, settings.threads, time.monotonic)
+            if settings.state_dir is not None:
+                self._path = settings.state_dir / f"routing-{geometry.fingerprint[:16]}.npz"
+                self._load(self.foresight)
+        self._recorder = None
+        if settings.record_routing is not None:
+            self._recorder = Recorder(settings.record_routing, geometry, model)
+
+    def _load(self, foresight: Foresight) -> None:
+        assert self._path is not None
+        if (why := load(foresight.predictor, self._geometry.fingerprint, self._path)) is not None:
+            log.info("%s", why)
+            self._warm = False
+
+    # -- what goes on ----------------------------------------------------------------------------------------------
+
+    def on_greeting(self) -> None:
+        """An engine has greeted: slots may be written. The first time, a cold pool begins to fill."""
+        if self.foresight is not None and self._warm:
+            self._warm = False
+            self.foresight.warm()
+            self.foresight.pump()
+
+    def on_hint(self, hint: Hint) -> None:
+        if self.foresight is not None:
+            self.foresight.on_hint(hint)
+        self._record(lambda recorder: recorder.hint(hint))
+
+    def on_event(self, event: Event, asked: Collection[int] = ()) -> None:
+        """A layer has run; `asked` are the keys the engine did not have. Before the slot table hears of it."""
+        if self.foresight is not None:
+            self.foresight.on_event(event, asked)
+
+    def on_used(self, used: Used) -> None:
+        self._forwards += 1
+        if self.foresight is not None:
+            self.foresight.on_used(used)
+        self._record(lambda recorder: recorder.used(used))
+
+    def on_evicted(self, layer: int, expert: int) -> None:
+        if self.foresight is not None:
+            self.foresight.on_evicted(layer, expert)
+
+    def on_cancelled(self, layer: int, expert: int) -> None:
+        if self.foresight is not None:
+            self.foresight.on_cancelled(layer, expert)
+
+    def on_read(self, seconds: float, *, demand: bool) -> None:
+        if self.foresight is not None:
+            self.foresight.on_read(seconds, demand=demand)
+
+    def pump(self) -> None:
+        """Begins what there is room and time for."""
+        if self.foresight is not None:
+            self.foresight.pump()
+
+    # -- the disk --------------------------------------------------------------------------------------------------
+
+    def _record(self, write: Callable[[Recorder], None]) -> None:
+        if self._recorder is None:
+            return
+        try:
+            write(self._recorder)
+        except OSError as error:
+            log.error("routing is recorded no further: %s", error)
+            self._recorder.close()
+            self._recorder = None
+
+    def tick(self) -> None:
+        """Writes the statistics when it is time and there are new ones."""
+        if time.monotonic() >= self._save_at:
+            self._save_at = time.monotonic() + SAVE_S
+            self.save()
+
+    def save(self) -> None:
+        """A full disk costs the statistics and a line in the log."""
+        if self.foresight is None or self._path is None or not self._forwards:
+            return
+        self._forwards = 0
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            save(self.foresight.predictor, self._geometry.fingerprint, self._path)
+        except OSError as error:
+            log.error("statistics were not written: %s", error)
+
+    def close(self) -> None:
+        self.save()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def facts(self) -> dict[str, Any]:
+        return {} if self.foresight is None else self.foresight.facts()
+
+    def statistics(self) -> dict[str, Any]:
+        return {} if self.foresight is None else {"prediction": self.foresight.statistics()}
