@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from mtp_loader.store.packing.plan import LayerPlan, chunk_experts
 from mtp_loader.store.packing.records import SourceFiles, copy_records, make_records
 
-CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = 8 << 20  # two of them stay in the processor's cache between being read, checked and written
+# One write of tens of megabytes ran at a tenth of the speed of the same bytes in pieces (Linux 6, ext4, measured).
+WRITE_BYTES = 2 << 20
 
 
 def write_layer(plan: LayerPlan, files: SourceFiles, fd: int, progress: Callable[[int], None]) -> list[int]:
@@ -50,7 +52,7 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
     """Write all of `data`, and let the kernel begin to put it on the disk so that the end need not wait for it."""
     start, total = offset, len(data)
     while data:
-        written = os.pwrite(fd, data, offset)
+        written = os.pwrite(fd, data[:WRITE_BYTES], offset)
         data, offset = data[written:], offset + written
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, total, os.POSIX_FADV_DONTNEED)

@@ -9,6 +9,7 @@ from mtp_loader.errors import LoaderBug
 from mtp_loader.store.checksum import checksum_of
 from mtp_loader.store.index import PackedFile
 from mtp_loader.store.packing.dense import Job
+from mtp_loader.store.packing.layer import WRITE_BYTES
 
 
 def write_safetensors(path: Path, jobs: Sequence[Job], progress: Callable[[int], None]) -> PackedFile:
@@ -52,5 +53,5 @@ def _width(nbytes: int) -> int:
 def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while view:
-        written = os.pwrite(fd, view, offset)
+        written = os.pwrite(fd, view[:WRITE_BYTES], offset)
         view, offset = view[written:], offset + written
