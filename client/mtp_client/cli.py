@@ -43,6 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     add("prompt", help='the prompt; "-" reads it from standard input')
     add("-n", "--max-tokens", type=int, metavar="N", help="at most N tokens (default: the service's)")
     add("--run-dir", metavar="D", help="the service's run directory (default: $MTPD_RUN_DIR, else the user's own)")
+    add("--server", metavar="tcp://HOST:PORT", help="a service elsewhere; needs both keys (see mtpd keygen --help)")
+    add("--server-key", metavar="FILE", help="with --server: its public key")
+    add("--key", metavar="FILE", help="with --server: our secret key")
     add("--raw", action="store_true", help="give the model the text as it is, without its chat template")
     add("--system", metavar="TEXT", help="a system message before the prompt")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text (may be repeated)")
@@ -113,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _answer(args: argparse.Namespace, prompt: str, sampling: Sampling, output: Output) -> int:
     try:
-        with Client(args.run_dir, name="mtp-client") as client:
+        with _client(args) as client:
             answer = client.generate(
                 prompt,
                 raw=args.raw,
@@ -129,6 +132,10 @@ def _answer(args: argparse.Namespace, prompt: str, sampling: Sampling, output: O
     except ClientError as error:
         output.failed(error)
         return _exit_code(error)
+
+
+def _client(args: argparse.Namespace) -> Client:
+    return Client(args.run_dir, name="mtp-client", server=args.server, server_key=args.server_key, key=args.key)
 
 
 def _follow(answer: Answer, output: Output) -> int:

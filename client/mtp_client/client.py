@@ -8,6 +8,7 @@ from mtp_client.answer import Answer
 from mtp_client.connection import Connection
 from mtp_client.errors import ClientError, ConnectionLost, NotRunning
 from mtp_client.mailbox import Mailbox
+from mtp_client.remote import remote
 from mtp_protocol.client_messages import (
     Attach,
     Calibrate,
@@ -32,18 +33,32 @@ HELLO_S = 1.5
 class Client:
     """A connection to the mtpd service of `run_dir` (default: the user's own). One thread at a time.
 
-    Raises NotRunning, in under two seconds, when nobody serves there. Every call raises ConnectionLost as soon as the
-    service is seen to have died.
+    `server` ("tcp://HOST:PORT") is a service elsewhere instead; then `server_key` is the file with its public key and
+    `key` the one with our secret key. Raises RequestRefused when these cannot be used.
+
+    Raises NotRunning, in under two seconds (eight with a `server`), when nobody serves there. Every call raises
+    ConnectionLost as soon as the service is seen to have died.
     """
 
-    def __init__(self, run_dir: Path | str | None = None, *, name: str = "mtp_client") -> None:
+    def __init__(
+        self,
+        run_dir: Path | str | None = None,
+        *,
+        name: str = "mtp_client",
+        server: str | None = None,
+        server_key: Path | str | None = None,
+        key: Path | str | None = None,
+    ) -> None:
         self.run_directory = Path(run_dir) if run_dir is not None else default_run_directory()
-        self._mailbox = Mailbox(Connection(self.run_directory))
+        elsewhere = remote(server, server_key, key)
+        self._mailbox = Mailbox(Connection(self.run_directory, elsewhere))
+        wait_s = HELLO_S if elsewhere is None else REPLY_S
         try:
-            self.welcome = self._mailbox.ask(Hello(self._mailbox.next_ref(), name), Welcome, HELLO_S)
+            self.welcome = self._mailbox.ask(Hello(self._mailbox.next_ref(), name), Welcome, wait_s)
         except ConnectionLost as error:
             self.close()
-            raise NotRunning(f"the mtpd service in {self.run_directory} does not answer: {error}") from error
+            where = f"in {self.run_directory}" if elsewhere is None else f"at {elsewhere.address}"
+            raise NotRunning(f"the mtpd service {where} does not answer: {error}") from error
         except ClientError:
             self.close()
             raise

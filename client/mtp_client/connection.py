@@ -10,6 +10,7 @@ from pathlib import Path
 
 import zmq
 
+from mtp_client import remote as remote_service
 from mtp_client.errors import ConnectionLost, NotRunning, ServiceBug
 from mtp_protocol.client_messages import Alive, FromClient, ToClient, from_client, to_client
 from mtp_protocol.codec import MAX_MESSAGE_BYTES
@@ -23,12 +24,15 @@ _POLL_S = 0.25
 
 
 class Connection:
-    """Not thread-safe: one thread per socket. Raises NotRunning when nobody serves `run_directory`."""
+    """Not thread-safe: one thread per socket. Raises NotRunning when nobody serves `run_directory`, or at `remote`."""
 
-    def __init__(self, run_directory: Path) -> None:
-        self._run_directory = run_directory
-        address = client_address(run_directory)
-        _probe(run_directory, address.removeprefix("ipc://"))
+    def __init__(self, run_directory: Path, remote: remote_service.Remote | None = None) -> None:
+        self._remote = remote
+        address = client_address(run_directory) if remote is None else remote.address
+        if remote is None:
+            _probe(run_directory, address.removeprefix("ipc://"))
+        else:
+            remote.probe()
         self._context = zmq.Context(io_threads=1)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -36,7 +40,11 @@ class Connection:
         # A restarted front knows nothing of this client: a lost connection is final and must be seen, not papered over.
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         endpoint = f"inproc://front-gone-{id(self)}"
-        self._socket.monitor(endpoint, zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED)
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+        if remote is not None:
+            remote.arm(self._socket)
+            events |= remote_service.EVENTS
+        self._socket.monitor(endpoint, events)
         self._gone: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._gone.setsockopt(zmq.LINGER, 0)
         self._gone.connect(endpoint)
@@ -76,12 +84,23 @@ class Connection:
                     return message
                 continue
             if self._gone in ready:
-                raise ConnectionLost("the mtpd service died: its connection closed before the answer was complete")
+                self._hear_monitor()
             self._silent_s += wait_s
             if self._silent_s > SILENCE_S:
                 raise ConnectionLost(f"the mtpd service has said nothing for {SILENCE_S:.0f} s: it is hung")
             if deadline is not None and time.monotonic() >= deadline:
                 return None
+
+    def _hear_monitor(self) -> None:
+        """Raises ConnectionLost unless the event was the handshake's success."""
+        frames = self._gone.recv_multipart()
+        if self._remote is not None:
+            event = remote_service.event_of(frames)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return
+            if fault := self._remote.handshake_fault(event):
+                raise ConnectionLost(fault)
+        raise ConnectionLost("the mtpd service died: its connection closed before the answer was complete")
 
     def _take(self) -> bytes | None:
         try:

@@ -32,6 +32,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("max_clients", int, 256, "clients connected at once", _F, 1, 10_000),
     Setting("keep_limit_s", float, 3600.0, "longest a request may be kept for a client that left", _F, 0, 1e7),
     Setting("stop_deadline_s", float, 10.0, "how long a running answer may go on after SIGTERM", _F, 0, 3600),
+    # the network: off unless asked for, and never without keys
+    Setting("listen", str, None, "also serve at tcp://IP:PORT, to clients whose keys are allowed", _F, none=True),
+    Setting("listen_anywhere", bool, False, "let listen be an address of every network, as 0.0.0.0 is", _F),
+    Setting("key_dir", str, None, "where mtpd keygen keeps keys (auto: keys, beside the config file)", _F, none=True),
     # supervision
     Setting("start_limit_s", float, 120.0, "a child without a word for so long after its start is hung", _F, 1, 1e5),
     Setting("beat_limit_s", float, 10.0, "a child without a beat for so long is hung", _F, 2, 3600),

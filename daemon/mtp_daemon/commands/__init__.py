@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from types import ModuleType
 
-from mtp_daemon.commands import install_service, logs, pin, resize, serve, status, stop, uninstall_service
+from mtp_daemon.commands import install_service, keygen, logs, pin, resize, serve, status, stop, uninstall_service
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("stop", "stop the service; a running answer may finish first", stop),
     Command("resize", "give the pool another size while answers go on", resize),
     Command("pin", "hold experts in the pool", pin),
+    Command("keygen", "make the keys that a service on TCP needs", keygen),
     Command("install-service", "start the service with your session (systemd or launchd)", install_service),
     Command("uninstall-service", "stop that and remove it", uninstall_service),
     Command("logs", "show the installed service's log", logs),

@@ -1,10 +1,12 @@
-"""The socket clients talk to: bytes in, bytes out, nothing dropped without a word."""
+"""The sockets clients talk to: bytes in, bytes out, nothing dropped without a word."""
 
 import os
 from typing import Literal
 
 import zmq
 
+from mtp_daemon.front.curve_port import CurvePort
+from mtp_daemon.front.listen import Listener
 from mtp_protocol.client_messages import FromClient, ToClient, from_client, to_client
 from mtp_protocol.codec import MAX_MESSAGE_BYTES
 from mtp_protocol.errors import ProtocolError
@@ -16,31 +18,61 @@ _HIGH_WATER = 64
 _LINGER_MS = 200
 
 
-class ClientPort:
-    """A ROUTER. With ROUTER_MANDATORY and NOBLOCK a full or vanished client is an error here, not a lost message."""
+# Which socket a client came by; before its ZeroMQ identity, it keeps the two sockets' clients apart.
+_IPC, _TCP = b"i", b"t"
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        self.socket = context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
-        self.socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+
+class ClientPort:
+    """ROUTERs: `ipc://`, and TCP with CURVE if there is a listener.
+
+    With ROUTER_MANDATORY and NOBLOCK a full or vanished client is an error here, not a lost message.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", listener: Listener | None = None) -> None:
+        self._ipc: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        self.curve = CurvePort(context, listener) if listener is not None else None
+        self._sockets = {_IPC: self._ipc} | ({_TCP: self.curve.socket} if self.curve is not None else {})
+        for socket in self._sockets.values():
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
+            socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._path: str | None = None
 
+    @property
+    def sources(self) -> list["zmq.Socket[bytes]"]:
+        """What to poll."""
+        return [*self._sockets.values(), *([self.curve.doorkeeper] if self.curve is not None else [])]
+
     def bind(self, address: str) -> None:
-        """From here on clients find us; the socket file is the user's alone. Raises zmq.ZMQError."""
-        self.socket.bind(address)
+        """From here on clients find us; the socket file is the user's alone. TCP first: both or none.
+
+        Raises zmq.ZMQError, EnvironmentFailure for TCP.
+        """
+        if self.curve is not None:
+            self.curve.bind()
+        self._ipc.bind(address)
         self._path = address.removeprefix("ipc://")
         os.chmod(self._path, 0o600)
 
     def receive(self) -> tuple[bytes, FromClient | ProtocolError] | None:
-        """The next message and its client; None when there is none."""
-        try:
-            frames = self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        client = frames[0]
+        """The next message and its client; None when there is none. The two sockets take turns."""
+        if self.curve is not None:
+            self.curve.answer_handshakes()
+        for way in list(self._sockets):
+            # Whichever is read goes to the end: a flood on one does not starve the other.
+            socket = self._sockets.pop(way)
+            self._sockets[way] = socket
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                continue
+            return self._parse(way + frames[0], frames)
+        return None
+
+    @staticmethod
+    def _parse(client: bytes, frames: list[bytes]) -> tuple[bytes, FromClient | ProtocolError]:
         if len(frames) != 2:
             return client, ProtocolError("bad_envelope", f"a message is one frame, this one has {len(frames) - 1}")
         try:
@@ -50,7 +82,7 @@ class ClientPort:
 
     def send(self, client: bytes, message: ToClient) -> Outcome:
         try:
-            self.socket.send_multipart([client, to_client.encode(message)], zmq.NOBLOCK)
+            self._sockets[client[:1]].send_multipart([client[1:], to_client.encode(message)], zmq.NOBLOCK)
         except zmq.Again:
             return "full"
         except zmq.ZMQError as error:
@@ -61,4 +93,6 @@ class ClientPort:
 
     def close(self) -> None:
         """What was sent last gets a moment to reach clients that read."""
-        self.socket.close(linger=_LINGER_MS)
+        if self.curve is not None:
+            self.curve.close(_LINGER_MS)
+        self._ipc.close(linger=_LINGER_MS)

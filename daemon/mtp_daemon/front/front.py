@@ -20,6 +20,7 @@ from mtp_daemon.front.errands import Errands
 from mtp_daemon.front.integrity import check
 from mtp_daemon.front.limits import limits_of
 from mtp_daemon.front.lineup import Lineup
+from mtp_daemon.front.listen import listener_of
 from mtp_daemon.front.pool_budget import PoolBudget
 from mtp_daemon.front.recruit import Program, Recruiter, python_module
 from mtp_daemon.front.run_lock import RunLock
@@ -61,8 +62,9 @@ class Front:
         self._look_at = 0.0
         self._retry_s: float | None = None
         self._broken: str | None = None
+        listener = listener_of(settings)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._port = ClientPort(self._context)
+        self._port = ClientPort(self._context, listener)
         self._children = ChildrenPort(self._context, children_address(lock.run_directory))
         self._clients = Clients(self._port.send, settings.max_clients, lambda *gone: self._sessions.unfollow(*gone))
         self._sessions = Sessions(limits_of(settings), self._clients, lambda message: self._lineup.tell_engine(message))
@@ -77,7 +79,7 @@ class Front:
         )  # fmt: skip
         self._watchdog = Watchdog()
         self._poller = zmq.Poller()
-        for source in (self._port.socket, self._children.socket, signals.fd):
+        for source in (*self._port.sources, self._children.socket, signals.fd):
             self._poller.register(source, zmq.POLLIN)
         self._polled: set[int] = set()
 
@@ -105,7 +107,7 @@ class Front:
             self._lineup.receive(_CHILD_MESSAGES)
             # A child that speaks has connected: what waited for that can go.
             self._children.flush()
-        if self._port.socket in events:
+        if any(source in events for source in self._port.sources):
             self._read_clients(now)
         look = now >= self._look_at
         if look or self._polled & events.keys() or self._wait_s() == 0.0:
@@ -237,6 +239,7 @@ class Front:
             "pid": os.getpid(),
             "model": str(self._model),
             "run_dir": str(self._lock.run_directory),
+            "tcp": None if (curve := self._port.curve) is None else {"at": curve.address, "refused": curve.refused},
             "running_s": round(self._clock.now, 3),
             "stopped_s": round(self._clock.stopped_s, 3),
             "bad_messages": self._desk.bad_messages,
