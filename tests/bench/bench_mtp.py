@@ -99,14 +99,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSON list of texts; default: random ids")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--count", type=int, default=4, help="prompts measured")
-    parser.add_argument("--text", type=Path, help="held-out text to measure agreement on (its first 2,000 tokens)")
+    parser.add_argument("--text", type=Path, help="held-out text to measure agreement on")
     options = parser.parse_args()
     on = resident_target(options.model)
     if options.text is not None:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-        share = agreement(on, tokenizer.encode(options.text.read_text()).ids[:2000])
+        share = agreement(on, tokenizer.encode(options.text.read_text()).ids)
         print(f"the head's best is the model's own choice at {share:.1%} of positions of {options.text.name}")
     prompts = _prompts(options, on)
     speeds: dict[str, list[float]] = {}
@@ -134,18 +134,20 @@ def main() -> None:
     )
 
 
-def agreement(on: Target, tokens: list[int], block: int = 256) -> float:
-    """Teacher-forced, in blocks that start without context, as training's quick figure is taken."""
+def agreement(on: Target, tokens: list[int], block: int = 256, rows: int = 24) -> float:
+    """Teacher-forced, on blocks spread evenly over the text, each without context, as training's quick figure is."""
     assert on.head is not None
+    last = len(tokens) - block - 1
+    starts = [last * i // max(1, rows - 1) for i in range(rows)]
     same = count = 0
-    for start in range(0, len(tokens) - block, block):
-        ids = mx.array([tokens[start : start + block + 1]])
-        rows = on.trunk.hidden(ids[:, :-1], on.trunk.make_cache())
-        own = mx.argmax(on.trunk.logits(rows.post), axis=-1)
-        out = on.head.step(on.head.join(on.trunk.embed(ids[:, 1:]), rows.post), on.head.make_cache())
+    for at in range(0, rows, 8):
+        ids = mx.array([tokens[start : start + block + 1] for start in starts[at : at + 8]])
+        hidden = on.trunk.hidden(ids[:, :-1], on.trunk.make_cache())
+        own = mx.argmax(on.trunk.logits(hidden.post), axis=-1)
+        out = on.head.step(on.head.join(on.trunk.embed(ids[:, 1:]), hidden.post), on.head.make_cache())
         drafted = mx.argmax(on.trunk.logits(out), axis=-1)
         same += int((drafted[:, :-1] == own[:, 1:]).sum())
-        count += block - 1
+        count += own[:, 1:].size
     return same / count
 
 
