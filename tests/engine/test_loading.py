@@ -50,6 +50,21 @@ def test_only_experts_are_left_out(family: str, tmp_path: Path, serve: Callable[
     assert sorted(layers) == [y.layer for y in served.stream.geometry.layers]
 
 
+@pytest.mark.parametrize("quant", ["q4g64", "q8g32", None])
+def test_kinds_come_from_the_tensors_when_the_config_is_silent(
+    quant: str | None, tmp_path: Path, serve: Callable[..., Any]
+) -> None:
+    """B7: a conversion that lost its config's quantization entry serves as the tensors are."""
+    path = make_checkpoint(tmp_path / "m", "qwen3_moe", quant=quant)
+    told = reference_logits(path, [[1, 2, 3], [4]])
+    config = json.loads((path / "config.json").read_text())
+    config.pop("quantization", None)
+    (path / "config.json").write_text(json.dumps(config))
+    served = serve(path, 0.5)
+    for got, want in zip(streamed_logits(served, [[1, 2, 3], [4]]), told, strict=True):
+        assert np.array_equal(got, want)
+
+
 def test_cache_facts_are_what_the_caches_take(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """The front sizes the pool from these: measured on caches that hold 256 tokens, the step they grow by."""
     for family in ("qwen3_next", "qwen3_moe", "deepseek_v3", "gpt_oss"):

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
-from mlx_lm.utils import _get_classes, load_model
+from mlx_lm.utils import _get_classes, load_config, load_model
 
 from mtp_daemon.engine.errors import RequestRefused
 from mtp_daemon.engine.install import Installed, expert_modules, install
@@ -68,11 +68,20 @@ def _load_lazily(path: Path) -> tuple[Any, dict[str, Any]]:
         return DenseOnly, arguments
 
     try:
-        model, config = load_model(path, lazy=True, strict=False, get_model_classes=classes)
+        # mlx-lm reads a tensor's quantisation off the tensor, but only where the config says that something is
+        # quantised. These defaults apply to nothing else: a weight without scales stays as it is.
+        silent = {"quantization": {"group_size": 64, "bits": 4}} if _config_is_silent(path) else None
+        model, config = load_model(path, lazy=True, strict=False, model_config=silent, get_model_classes=classes)
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise RequestRefused(f"mlx-lm cannot load {path}: {error}") from error
     object.__setattr__(model, "__class__", plain[0])
     return model, config
+
+
+def _config_is_silent(path: Path) -> bool:
+    config = load_config(path)
+    text = config.get("text_config", {})
+    return not any(key in c for c in (config, text) for key in ("quantization", "quantization_config"))
 
 
 def _dense_weights(model: Any, weights: list[tuple[str, mx.array]]) -> list[tuple[str, mx.array]]:
