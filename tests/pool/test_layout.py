@@ -76,4 +76,10 @@ def test_too_small_a_pool_is_refused_with_the_minimum() -> None:
 )
 def test_the_reserve_never_eats_the_minimum(setting: int | None, slots: int, kept: int) -> None:
     """About 2 % of the bank, at most two tokens' experts of a layer, and never what a token needs."""
-    assert reserve_slots(setting, slots, 10) == kept
+    assert reserve_slots(setting, slots, 10, 10_000) == kept
+
+
+@pytest.mark.parametrize(("slots", "kept"), [(62, 2), (63, 1), (64, 0), (80, 0)])
+def test_no_slot_is_kept_for_an_expert_that_does_not_exist(slots: int, kept: int) -> None:
+    """A pool that holds every expert evicts none."""
+    assert reserve_slots(5, slots, 4, 64) == kept

@@ -37,7 +37,7 @@ class BankSlots(BankFills):
     @property
     def reserve(self) -> int:
         """FREE slots to keep ahead."""
-        return reserve_slots(self._reserve_setting, self.slots.limit, self.minimum)
+        return reserve_slots(self._reserve_setting, self.slots.limit, self.minimum, self.experts)
 
     def __contains__(self, key: object) -> bool:
         """Whether `key` may not be a victim: the bank itself is the `protected` that its policy is given."""
@@ -193,9 +193,7 @@ class BankSlots(BankFills):
     def _recall_victims(self) -> None:
         queued = sum(len(ticket.queued) for ticket in self.queue)
         short = queued - self._supply()
-        # No slot is kept for an expert that does not exist: a pool that holds them all gives none up.
-        reserve = min(self.reserve, max(0, self.experts - len(self.slots.slot_of) - queued))
-        wanted = short + reserve + (0 if queued else min(len(self.unloaded_pins), PIN_BURST))
+        wanted = short + self.reserve + (0 if queued else min(len(self.unloaded_pins), PIN_BURST))
         if wanted > 0:
             victims = self.policy.victims(wanted, self)
             if len(victims) < short and self.announced:

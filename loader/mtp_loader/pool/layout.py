@@ -32,14 +32,15 @@ def experts_of(geometry: Geometry, bank: Bank) -> int:
     return sum(layer.experts for layer in geometry.layers if layer.bank == bank.bank)
 
 
-def reserve_slots(setting: int | None, slots: int, minimum: int) -> int:
-    """FREE slots to keep ahead in a bank of `slots`; `setting` None chooses.
+def reserve_slots(setting: int | None, slots: int, minimum: int, experts: int) -> int:
+    """FREE slots to keep ahead in a bank of `slots` whose layers have `experts`; `setting` None chooses.
 
     A reserve takes recalls off the critical path and costs residency, so it is about 2 % of the bank, at most two
-    tokens' experts of a layer; never so large that fewer than `minimum` slots are left.
+    tokens' experts of a layer; never so large that fewer than `minimum` slots are left, nor larger than the number of
+    experts that have no slot anyway: a pool that holds them all gives none up.
     """
     wanted = min(2 * minimum, slots // 48) if setting is None else setting
-    return max(0, min(wanted, slots - minimum))
+    return max(0, min(wanted, slots - minimum, experts - slots))
 
 
 def _pages(nbytes: int) -> int:

@@ -5,8 +5,7 @@ the order in which they ran: in the next `Need` (its `events`, this layer's own 
 forward's `Used`. So an event is recorded before its misses are inserted, and no victim is chosen on stale history: a
 replay that goes through the recorded forwards layer by layer sees the same.
 
-    for each layer of a forward, E = its distinct experts, sorted, M = those not resident, f = FREE slots,
-    r = min(reserve, experts in the bank's layers - resident ones - len(M)):
+    for each layer of a forward, E = its distinct experts, sorted, M = those not resident, f = FREE slots, r = reserve:
         policy.record(Event(layer, E, (), tokens))
         if M: victims(len(M) + r - f, protected=E) are removed in one go, then M is inserted in order
 
@@ -40,6 +39,7 @@ class RequestLedger:
         self.hits = 0
         self.misses = 0
         self.forwards = 0
+        self.events = 0
         self._told = False  # whether this engine sends `events`
 
     @property
@@ -77,6 +77,7 @@ class RequestLedger:
     def _event(self, layer: int, experts: Iterable[int], tokens: int) -> Event:
         keys = tuple(sorted({key_of(layer, expert) for expert in experts}))
         self.requests += len(keys)
+        self.events += 1
         return Event(layer, keys, (), tokens)
 
 
