@@ -1,4 +1,4 @@
-"""A synthetic checkpoint routes by its plan, or a benchmark on it says nothing (D18)."""
+"""A synthetic checkpoint routes by its plan, or a benchmark on it says nothing."""
 
 import json
 from pathlib import Path

@@ -95,7 +95,7 @@ def test_bytes_that_are_no_text(front: FrontProcess) -> None:
 
 
 def test_no_daemon(tmp_path: Path) -> None:
-    """G6: without a daemon: what to do, exit code 4, in under two seconds of which Python's start is a part."""
+    """Without a daemon: what to do, exit code 4, in under two seconds of which Python's start is a part."""
     begun = time.monotonic()
     done = run("hi", "--run-dir", str(tmp_path))
     assert time.monotonic() - begun < 2.0
@@ -104,7 +104,7 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 
 def test_stale_socket_of_a_killed_daemon(tmp_path: Path) -> None:
-    """G6: a socket file that nobody listens on is no daemon."""
+    """A socket file that nobody listens on is no daemon."""
     code = "import socket,sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "client.sock")], check=True)
     assert (tmp_path / "client.sock").exists()
@@ -113,7 +113,7 @@ def test_stale_socket_of_a_killed_daemon(tmp_path: Path) -> None:
 
 
 def test_reader_that_leaves(front: FrontProcess) -> None:
-    """G13: `mtp-client … | head -1`: no traceback, exit code 141, the request is cancelled, the daemon lives."""
+    """`mtp-client … | head -1`: no traceback, exit code 141, the request is cancelled, the daemon lives."""
     before = front.status()["requests"]["cancelled"]
     command = [
         sys.executable,

@@ -28,7 +28,7 @@ def best_constant(machine: Machine) -> float:
 @pytest.mark.parametrize("disk", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("acceptance", [0.8, 0.5, 0.1])
 def test_it_lands_within_five_per_cent_of_the_best_constant_depth(acceptance: float, disk: float) -> None:
-    """A19: drafting that does not pay on a slow disk is left off, and drafting that pays is not missed."""
+    """Drafting that does not pay on a slow disk is left off, and drafting that pays is not missed."""
     machine = replace(GPU, acceptance=acceptance, disk_s=disk / MISSES_PER_TOKEN)
     best = best_constant(machine)
     answers = [decode(make_controller(DepthSettings()), seeded(machine, 10 + s), 400) for s in range(4)]
@@ -59,7 +59,7 @@ def phases(machines: list[Machine], rounds: int) -> Answer:
 
 
 def test_it_follows_acceptance_that_changes_in_mid_answer() -> None:
-    """A19: turned off when the text turns hard, and re-armed by its probes when drafting pays again."""
+    """Turned off when the text turns hard, and re-armed by its probes when drafting pays again."""
     disk_s = 1.0 / MISSES_PER_TOKEN
     hard, easy = 0.05, 0.9
     answer = phases([seeded(GPU, i, acceptance=a, disk_s=disk_s) for i, a in enumerate((easy, hard, easy))], 250)
@@ -69,7 +69,7 @@ def test_it_follows_acceptance_that_changes_in_mid_answer() -> None:
 
 
 def test_it_follows_a_hit_rate_that_changes_in_mid_answer() -> None:
-    """A19: the same text, but the pool no longer holds it: misses of every further position decide."""
+    """The same text, but the pool no longer holds it: misses of every further position decide."""
     reached = []
     for seed in range(3):
         warm = seeded(GPU, seed, acceptance=0.55, disk_s=4.0 / MISSES_PER_TOKEN, hit_rate=0.995)
@@ -83,7 +83,7 @@ def test_it_follows_a_hit_rate_that_changes_in_mid_answer() -> None:
 
 
 def test_reads_once_settled_are_near_those_of_no_drafting() -> None:
-    """A19: bytes read <= 1.1x of no drafting, a committed token, where drafting is rightly off."""
+    """Bytes read <= 1.1x of no drafting, a committed token, where drafting is rightly off."""
     machine = replace(GPU, acceptance=0.1, disk_s=4.0 / MISSES_PER_TOKEN)
     answer = decode(make_controller(DepthSettings()), seeded(machine, 3), 600)
     rounds = answer.rounds[SETTLED:]
@@ -116,6 +116,6 @@ def test_an_outlier_does_not_decide() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
 def test_no_depth_is_beyond_the_limit(limit: int) -> None:
-    """A5: the answer's last tokens leave room for fewer drafts."""
+    """The answer's last tokens leave room for fewer drafts."""
     answer = decode(make_controller(DepthSettings()), seeded(GPU, 6, acceptance=0.9), 200, limit=limit)
     assert max(answer.depths()) <= limit

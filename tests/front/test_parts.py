@@ -146,7 +146,7 @@ class Sender:
 
 
 def test_full_client_keeps_its_order() -> None:
-    """G1: what a full socket did not take is sent later, in order, once."""
+    """What a full socket did not take is sent later, in order, once."""
     sender = Sender()
     clients = Clients(sender, 10, lambda *_: None)
     clients.admit(b"a", 0.0)
@@ -162,7 +162,7 @@ def test_full_client_keeps_its_order() -> None:
 
 
 def test_unread_replies_are_bounded_and_told() -> None:
-    """G11: past the bound one last message says so, more is not kept, and after reading all is well again."""
+    """Past the bound one last message says so, more is not kept, and after reading all is well again."""
     sender = Sender()
     clients = Clients(sender, 10, lambda *_: None)
     clients.admit(b"a", 0.0)
@@ -178,7 +178,7 @@ def test_unread_replies_are_bounded_and_told() -> None:
 
 
 def test_deaf_client_is_given_up() -> None:
-    """G11: a client that takes nothing for minutes is forgotten, though its connection stands."""
+    """A client that takes nothing for minutes is forgotten, though its connection stands."""
     sender = Sender()
     clients = Clients(sender, 10, lambda *_: None)
     clients.admit(b"a", 0.0)
@@ -192,7 +192,7 @@ def test_deaf_client_is_given_up() -> None:
 
 
 def test_gone_client_is_noticed_by_alive() -> None:
-    """G2: with nothing to tell, Alive finds out within half a second that nobody is there."""
+    """With nothing to tell, Alive finds out within half a second that nobody is there."""
     sender = Sender()
     clients = Clients(sender, 10, lambda *_: None)
     clients.admit(b"a", 0.0)
@@ -232,7 +232,7 @@ def test_child_log_is_rotated(tmp_path: Path) -> None:
 
 
 def test_child_log_without_room(tmp_path: Path) -> None:
-    """I4: where no file can be written the lines in memory are still kept, and nothing is raised."""
+    """Where no file can be written the lines in memory are still kept, and nothing is raised."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     log = ChildLog(blocked / "logs" / "engine.log")

@@ -11,7 +11,7 @@ from mtp_daemon.front.run_lock import RunLock
 
 
 def test_second_lock_names_the_first(tmp_path: Path) -> None:
-    """G10: the second is told the first one's pid; once the first is gone there is room again."""
+    """The second is told the first one's pid; once the first is gone there is room again."""
     first = RunLock(tmp_path / "run")
     with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
         RunLock(tmp_path / "run")
@@ -22,7 +22,7 @@ def test_second_lock_names_the_first(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_daemon(tmp_path: Path) -> None:
-    """G10, H5: a stale pid file and stale sockets stop nobody and are removed."""
+    """A stale pid file and stale sockets stop nobody and are removed."""
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
     (run / "mtpd.lock").write_text("1")

@@ -321,7 +321,7 @@ def test_shutdown_fails_the_waiting_and_lets_the_running_end(world: World) -> No
 
 
 def test_kept_requests_are_bounded(world: World) -> None:
-    """G11: what is kept for clients that left is at most so many requests; the oldest go first."""
+    """What is kept for clients that left is at most so many requests; the oldest go first."""
     world.sessions.engine_is_ready(world.now)
     for i in range(MAX_KEPT + 10):
         world.now = float(i)

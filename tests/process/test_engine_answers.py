@@ -43,7 +43,7 @@ def reference(model: Path) -> Reference:
 
 
 def check_numbers(finished: e.Finished, prompt: int, answer: int, delivered: int = 0) -> None:
-    """F4: finite, not negative, and they add up."""
+    """Finite, not negative, and they add up."""
 
     def numbers(value: Any) -> Iterator[float]:
         if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ def check_numbers(finished: e.Finished, prompt: int, answer: int, delivered: int
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 8])
 @pytest.mark.parametrize("depth", [0, 3])
 def test_exactly_so_many_tokens(engine: EngineProcess, reference: Reference, count: int, depth: int) -> None:
-    """A5, and A8: each request after the others gives what it gives alone."""
+    """Each request after the others gives what it gives alone."""
     ids, _, finished = engine.ask(PROMPT, count, depth=depth)
     assert ids == (reference(PROMPT, count) if count else [])
     assert finished.reason == "length"
@@ -96,7 +96,7 @@ def test_the_end_of_text_ends_the_answer(engine: EngineProcess, reference: Refer
 
 
 def test_a_stop_string_ends_the_answer(engine: EngineProcess, reference: Reference) -> None:
-    """F3: the bias makes it say "a" for ever; the stop string takes three tokens."""
+    """The bias makes it say "a" for ever; the stop string takes three tokens."""
     bias = {ord("a"): 1000.0}
     ids, text, finished = engine.ask(PROMPT, 20, stop=("zz", "aaa"), sampling=Sampling(logit_bias=bias))
     assert (ids, text, finished.reason) == ([], "", "stop")
@@ -114,7 +114,7 @@ def test_speculation_changes_nothing(engine: EngineProcess, sampling: Sampling) 
 
 
 def test_one_requests_way_to_draft_is_not_the_next_ones(engine: EngineProcess) -> None:
-    """A8: depth and speculation named by one request end with it."""
+    """Depth and speculation named by one request end with it."""
     _, _, own = engine.ask(PROMPT, 8, depth=0)
     _, _, off = engine.ask(PROMPT, 8, speculation="off")
     _, _, after = engine.ask(PROMPT, 8)
@@ -146,7 +146,7 @@ def test_an_answer_that_was_whole_before_the_crash_is_finished_at_once(engine: E
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_cancel_and_ask_again(engine: EngineProcess, reference: Reference, after: int) -> None:
-    """A10, G14: reason cancelled, numbers that add up, and the next answer is as if nothing had been."""
+    """Reason cancelled, numbers that add up, and the next answer is as if nothing had been."""
     engine.loader.delay_s = 0.02
     request = engine.start(PROMPT, 80)
     seen = 0
@@ -205,7 +205,7 @@ def test_the_context_bounds_the_answer(engine: EngineProcess) -> None:
 
 
 def test_an_expert_that_cannot_be_read_fails_that_request_alone(engine: EngineProcess, reference: Reference) -> None:
-    """I2: the file and the offset reach the user, and the next request is right."""
+    """The file and the offset reach the user, and the next request is right."""
     everything = {(y.layer, x) for y in engine.geometry.layers for x in range(y.experts)}
     engine.loader.fail = everything
     failed = engine.answer(engine.start([11, 12, 13], 30))[1]
@@ -224,7 +224,7 @@ def test_bytes_that_are_no_message_are_counted_and_dropped(engine: EngineProcess
 
 
 def test_beats_go_on_while_mlx_waits_and_show_progress(engine: EngineProcess) -> None:
-    """D9: the front must be able to tell a slow engine from a hung one."""
+    """The front must be able to tell a slow engine from a hung one."""
     engine.loader.delay_s = 0.05
     request = engine.start([101, 102, 103, 104], 90)
     beats = [engine.read(e.Beat, where=lambda b: b.busy) for _ in range(3)]

@@ -42,7 +42,7 @@ def test_a_bug_is_answered_and_then_ends_the_process(monkeypatch: pytest.MonkeyP
     ids=str,
 )
 def test_other_faults_are_answered_and_no_more(monkeypatch: pytest.MonkeyPatch, fault: Exception, kind: str) -> None:
-    """F6: one terminal message, of a stable kind."""
+    """One terminal message, of a stable kind."""
     sent: list[e.FromEngine] = []
     answered(monkeypatch, fault, sent)
     (failed,) = sent

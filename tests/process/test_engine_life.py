@@ -60,7 +60,7 @@ def test_stop_while_it_waits_for_an_expert(model: Path) -> None:
 
 
 def test_a_dead_front_takes_the_engine_along_even_while_it_waits(model: Path) -> None:
-    """H1: the lifeline ends, the MLX thread waits for an expert that never comes, and the process is gone."""
+    """The lifeline ends, the MLX thread waits for an expert that never comes, and the process is gone."""
     with engine_process(model, share=0.3) as engine:
         engine.ready()
         engine.loader.drop_fills = 10_000
@@ -71,7 +71,7 @@ def test_a_dead_front_takes_the_engine_along_even_while_it_waits(model: Path) ->
 
 
 def test_a_loader_that_dies_in_the_middle_of_an_answer_changes_no_token(model: Path) -> None:
-    """H2: the engine waits for the next loader, joins it with an empty map, and goes on."""
+    """The engine waits for the next loader, joins it with an empty map, and goes on."""
     with engine_process(model, share=0.3) as engine:
         engine.ready()
         whole = engine.ask(PROMPT, 40)[0]
@@ -150,7 +150,7 @@ def test_hidden_auto_measures_once_and_remembers(model: Path) -> None:
 
 
 def test_a_model_loaded_in_one_thread_decodes_in_another() -> None:
-    """D10: nothing lazy may be left that belongs to the loading thread's stream."""
+    """Nothing lazy may be left that belongs to the loading thread's stream."""
     made: list[Target] = []
 
     def load() -> None:
@@ -199,7 +199,7 @@ def test_the_fronts_settings_are_understood() -> None:
 
 @pytest.mark.parametrize("package", ["mtp_daemon", "mtp_loader"])
 def test_nothing_forks(package: str) -> None:
-    """H7, G8: a fork after MLX or a ZeroMQ context exists hangs; children are spawned."""
+    """A fork after MLX or a ZeroMQ context exists hangs; children are spawned."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations is not None
     for root in spec.submodule_search_locations:

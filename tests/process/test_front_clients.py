@@ -58,7 +58,7 @@ class Wire:
 
 
 def test_slow_client_gets_everything_in_order() -> None:
-    """G1: nothing read until 20,000 tokens are made; then all are there, in order, and the end.
+    """Nothing read until 20,000 tokens are made; then all are there, in order, and the end.
 
     Without ROUTER_MANDATORY and the log as the source, a ROUTER drops most of them silently.
     """
@@ -77,7 +77,7 @@ def test_slow_client_gets_everything_in_order() -> None:
 
 
 def test_client_that_never_reads_costs_bounded_memory() -> None:
-    """G11: a client asks status without end and never reads; its unread replies are bounded and it is told so."""
+    """A client asks status without end and never reads; its unread replies are bounded and it is told so."""
     with FrontProcess().wait_ready() as front, Wire(front, high_water=10) as wire:
         wire.say(c.Hello(1, "deaf"))
         assert isinstance(wire.hear(), c.Welcome)
@@ -98,7 +98,7 @@ def test_client_that_never_reads_costs_bounded_memory() -> None:
 
 
 def test_client_killed_mid_stream() -> None:
-    """G2: kill -9 of a client cancels its request within a second; the next client is served."""
+    """Kill -9 of a client cancels its request within a second; the next client is served."""
     with FrontProcess({"engine": [{"token_every_s": 0.01}]}).wait_ready() as front:
         command = [sys.executable, "-m", "mtp_client.cli", "endless", "-n", "8000", "--run-dir", str(front.run_dir)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
@@ -113,7 +113,7 @@ def test_client_killed_mid_stream() -> None:
 
 
 def test_kept_request_survives_its_client() -> None:
-    """G2: with keep_s the request goes on without its client; Attach gets it from any position, to its end."""
+    """With keep_s the request goes on without its client; Attach gets it from any position, to its end."""
     with FrontProcess({"engine": [{"token_every_s": 0.002, "run": 3}]}).wait_ready() as front:
         with front.client() as client:
             running = client.generate("kept", max_tokens=300, keep_s=60.0)
@@ -144,7 +144,7 @@ def test_unkept_request_is_gone_for_others(shared: FrontProcess) -> None:
 
 
 def test_stopped_client_does_not_stop_others() -> None:
-    """G3: one client is stopped with SIGSTOP while tokens flow to it; a second is served to its end."""
+    """One client is stopped with SIGSTOP while tokens flow to it; a second is served to its end."""
     with FrontProcess({"engine": [{"token_every_s": 0.0, "run": 20}]}, context=200_000).wait_ready() as front:
         command = [sys.executable, "-m", "mtp_client.cli", "endless", "-n", "60000", "--run-dir", str(front.run_dir)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as stopped:
@@ -238,7 +238,7 @@ def test_bad_requests_are_refused_by_name(shared: FrontProcess, fields: dict[str
 
 
 def test_reasons_reach_the_client() -> None:
-    """F6: length, stop, cancelled and an error each arrive as what they are."""
+    """Length, stop, cancelled and an error each arrive as what they are."""
     with FrontProcess({"engine": [{"token_every_s": 0.002}]}).wait_ready() as front, front.client() as client:
         assert _last(client, "x", 5).reason == "length"
         assert _last(client, "STOP@3", 5).reason == "stop"

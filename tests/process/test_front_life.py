@@ -25,7 +25,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_second_daemon_is_refused() -> None:
-    """G10: the second says "already running (pid)" with its own exit code; the first keeps its clients."""
+    """The second says "already running (pid)" with its own exit code; the first keeps its clients."""
     slow = {"engine": [{"token_every_s": 0.01}]}
     with FrontProcess(slow).wait_ready() as front, front.client() as client:
         running = client.generate("a prompt", max_tokens=300)
@@ -39,7 +39,7 @@ def test_second_daemon_is_refused() -> None:
 
 
 def test_start_after_kill() -> None:
-    """G10, H5: kill -9 of the front: the children go with it, and the next start on the same directory serves."""
+    """Kill -9 of the front: the children go with it, and the next start on the same directory serves."""
     with FrontProcess().wait_ready() as front:
         children = front.descendants()
         assert len(children) == 2
@@ -58,7 +58,7 @@ def test_start_after_kill() -> None:
 
 
 def test_client_says_at_once_that_the_daemon_died() -> None:
-    """H1: the front is killed mid-stream; the client's wait ends with an error in well under a second."""
+    """The front is killed mid-stream; the client's wait ends with an error in well under a second."""
     with FrontProcess({"engine": [{"hang_at": "token:3"}]}).wait_ready() as front, front.client() as client:
         running = client.generate("a prompt", max_tokens=10)
         for event in running:
@@ -132,7 +132,7 @@ def test_second_signal_stops_at_once() -> None:
 
 
 def test_sigterm_while_loading_leaves_no_orphans() -> None:
-    """H3: stopped before it ever served: children gone, nothing served, exit code 0."""
+    """Stopped before it ever served: children gone, nothing served, exit code 0."""
     with FrontProcess(
         {"loader": [{"hang_at": "ready", "mute_at": "ready"}], "engine": [{"ignore_stop": True}]}
     ) as front:
@@ -147,7 +147,7 @@ def test_sigterm_while_loading_leaves_no_orphans() -> None:
 )
 @pytest.mark.parametrize("role", ["loader", "engine"])
 def test_start_that_cannot_succeed(role: str, failed: list[str], code: int) -> None:
-    """H8: what a child says of itself ends the start at once: its text, the exit code, no loop, no orphan."""
+    """What a child says of itself ends the start at once: its text, the exit code, no loop, no orphan."""
     with FrontProcess({role: [{"failed": failed}]}) as front:
         errors = front.errors()
         assert front.process.returncode == code
@@ -156,7 +156,7 @@ def test_start_that_cannot_succeed(role: str, failed: list[str], code: int) -> N
 
 
 def test_start_with_a_dying_child_ends() -> None:
-    """H8: a child that dies without a word is tried a few times, then serve ends with its last error line."""
+    """A child that dies without a word is tried a few times, then serve ends with its last error line."""
     with FrontProcess({"engine": [{"die_at": "start"}]}, restart_limit=2) as front:
         errors = front.errors()
         assert front.process.returncode == 4
@@ -184,7 +184,7 @@ def test_run_directory_that_is_not_private(tmp_path: Path) -> None:
 
 
 def test_long_run_directory(tmp_path: Path) -> None:
-    """G9: a run directory of 150 characters works over a short path that both ends derive alike."""
+    """A run directory of 150 characters works over a short path that both ends derive alike."""
     long = tmp_path / ("d" * 150)
     with FrontProcess(run_dir=long).wait_ready() as front, front.client() as client:
         assert client.welcome.pid == front.process.pid
@@ -244,7 +244,7 @@ def manager_hears(manager: socket.socket, word: str, before: str = "no such word
 
 
 def test_nothing_forks() -> None:
-    """G8, H7: no fork after MLX or ZeroMQ: the sources know neither os.fork nor a forking pool."""
+    """No fork after MLX or ZeroMQ: the sources know neither os.fork nor a forking pool."""
     root = Path(__file__).resolve().parents[2]
     sources = [p for part in ("daemon", "client", "loader", "protocol") for p in (root / part).rglob("*.py")]
     assert len(sources) > 50
@@ -253,7 +253,7 @@ def test_nothing_forks() -> None:
 
 
 def test_minimal_environment() -> None:
-    """H8: a service manager's bare environment is enough for the command to start and to explain itself."""
+    """A service manager's bare environment is enough for the command to start and to explain itself."""
     result = subprocess.run(
         [sys.executable, "-m", "mtp_daemon.cli", "serve", "/nonexistent"],
         env={"PATH": "/usr/bin:/bin", "HOME": "/tmp"},

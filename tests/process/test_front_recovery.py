@@ -30,7 +30,7 @@ def ask(front: FrontProcess, prompt: str = "a prompt", n: int = N) -> tuple[list
 
 @pytest.mark.parametrize("moment", ["prefill", "token:0", "token:7", "token:19"])
 def test_engine_death_is_a_pause(moment: str) -> None:
-    """H1: the engine dies in prefill, at the first, a middle and the last token; the same tokens arrive, each once."""
+    """The engine dies in prefill, at the first, a middle and the last token; the same tokens arrive, each once."""
     with FrontProcess({"engine": [{"die_at": moment}, {}]}).wait_ready() as front:
         ids, finished = ask(front)
         assert ids == answer("a prompt", N)
@@ -44,7 +44,7 @@ def test_engine_death_is_a_pause(moment: str) -> None:
 
 @pytest.mark.parametrize("role", ["engine", "loader"])
 def test_killed_mid_answer(role: str) -> None:
-    """H1, H2: kill -9 of a child while an answer runs; the answer is the same and the service goes on."""
+    """Kill -9 of a child while an answer runs; the answer is the same and the service goes on."""
     with FrontProcess({"engine": [{"token_every_s": 0.01}]}).wait_ready() as front, front.client() as client:
         ids: list[int] = []
         for event in client.generate("a prompt", max_tokens=60):
@@ -58,7 +58,7 @@ def test_killed_mid_answer(role: str) -> None:
 
 
 def test_loader_death_keeps_region_and_engine() -> None:
-    """H2, H5: a new loader maps the same region; the engine lives on and is told Dead, then Up."""
+    """A new loader maps the same region; the engine lives on and is told Dead, then Up."""
     with FrontProcess().wait_ready() as front:
         engine = front.child_pid("engine")
         os.kill(front.child_pid("loader"), signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_restarts_end_and_say_why() -> None:
 
 
 def test_running_answer_ends_when_the_loader_is_given_up() -> None:
-    """H2: an answer that waits for a loader that never comes back ends with an error, never waits for ever."""
+    """An answer that waits for a loader that never comes back ends with an error, never waits for ever."""
     script = {"loader": [{}, {"die_at": "start"}], "engine": [{"hang_at": "token:3"}]}
     with FrontProcess(script, restart_limit=1).wait_ready() as front, front.client() as client:
         answered = client.generate("a prompt", max_tokens=N)

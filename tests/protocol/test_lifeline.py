@@ -1,4 +1,4 @@
-"""The pool's region reaches a child, survives it and leaves nothing behind (H5, H6); a gone front shows as an end."""
+"""The pool's region reaches a child, survives it and leaves nothing behind; a gone front shows as an end."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""Both ends derive the same socket path, and it always fits a Unix socket (G9)."""
+"""Both ends derive the same socket path, and it always fits a Unix socket."""
 
 import os
 from pathlib import Path

@@ -56,7 +56,7 @@ def decode(sampling: Sampling, depths: Sequence[int], count: int, fresh_seed: in
     ids=str,
 )
 def test_the_text_does_not_depend_on_speculation(options: dict[str, Any]) -> None:
-    """A12, A13: greedy and seeded: any depths give the ids of plain decoding; noise keyed by round would not.
+    """Greedy and seeded: any depths give the ids of plain decoding; noise keyed by round would not.
 
     A penalty whose history lacked the drafts before a row would differ from the second accepted draft on.
     """
@@ -171,7 +171,7 @@ def test_drafts_that_do_not_lead_to_every_row_are_our_bug(drafts: list[Draft]) -
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_tree_of_drafts_yields_the_plain_greedy_run(data: st.DataObject) -> None:
-    """A1: whatever is drafted, in whatever tree, the committed run is the head of plain decoding's."""
+    """Whatever is drafted, in whatever tree, the committed run is the head of plain decoding's."""
     plain, _ = decode(Sampling(), [0], 8)
     rows: list[list[int]] = [[]]
     drafts: list[Draft] = []

@@ -40,7 +40,7 @@ FILTERS = [
 
 @pytest.mark.parametrize("sampling", PENALTIES)
 def test_penalties_and_bias_are_mlx_lms_over_prompt_and_answer(sampling: Sampling) -> None:
-    """A12: repetition_penalty 1.3 is never dropped, and means what mlx-lm's processor of that name means."""
+    """`repetition_penalty` 1.3 is never dropped, and means what mlx-lm's processor of that name means."""
     ours = Law(sampling).adjusted(mx.array(LOGITS), HISTORIES)
     processors = sample_utils.make_logits_processors(
         dict(sampling.logit_bias),

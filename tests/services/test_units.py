@@ -1,4 +1,4 @@
-"""The unit and the property list are what the service managers accept, with any path in them (H8)."""
+"""The unit and the property list are what the service managers accept, with any path in them."""
 
 import plistlib
 import shutil

@@ -267,7 +267,7 @@ def same_dense_but_head(packed: Path, source: Path) -> None:
 def test_another_source_or_other_settings_begin_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layers of two models must never meet in one store (case C6)."""
+    """Layers of two models must never meet in one store."""
     target = tmp_path / "packed"
     stop_after(3, source, target)
     other = make_checkpoint(tmp_path / "other", "qwen3_next", quant="q4g64", head=Head(), seed=1)

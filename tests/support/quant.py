@@ -39,7 +39,7 @@ def cast(model: nn.Module, dtype: mx.Dtype) -> None:
 def quantise_model(model: nn.Module, quant: str | None) -> dict[str, Any] | None:
     """Quantise in place as mlx-lm's converter does; returns config.json's "quantization" or None.
 
-    "mixed" gives layer 1's experts 6 bits and layer 2's down projection 8 bits (case E1).
+    "mixed" gives layer 1's experts 6 bits and layer 2's down projection 8 bits.
     """
     dtype, settings = parse(quant)
     cast(model, dtype)

@@ -14,7 +14,7 @@ from support.front_process import DEADLINE_S, FrontProcess
 
 
 class ServedModel(FrontProcess):
-    """H8: hardly any environment. What it says on its standard error goes to a file: a pipe that nobody reads fills."""
+    """Hardly any environment. What it says on its standard error goes to a file: a pipe that nobody reads fills."""
 
     def __init__(self, model: Path, **settings: str) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""F1, F3: an answer's text as its tokens come, over a byte-level BPE and a sentencepiece-like vocabulary."""
+"""An answer's text as its tokens come, over a byte-level BPE and a sentencepiece-like vocabulary."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ def joined(pieces: Sequence[Piece]) -> str:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("run", [1, 2, 3, 5])
 def test_the_joined_stream_is_the_whole_decoding_over_bytes(bpe: Vocabulary, text: str, run: int) -> None:
-    """F1: one byte a token, every character broken over tokens."""
+    """One byte a token, every character broken over tokens."""
     ids = list(text.encode())
     pieces = pieces_of(AnswerText(bpe.decode, bpe.eos), ids, run)
     assert joined(pieces) == bpe.decode(ids) == text
@@ -72,7 +72,7 @@ def test_the_joined_stream_is_the_whole_decoding_over_bytes(bpe: Vocabulary, tex
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_joined_stream_is_the_whole_decoding_with_byte_fallback(spm: Vocabulary, text: str) -> None:
-    """F1: CJK over byte tokens between words; the decoder drops the first word's space, and only that."""
+    """CJK over byte tokens between words; the decoder drops the first word's space, and only that."""
     ids = [spm_word("▁hello"), *spm_bytes(text), spm_word("▁world"), spm_word("▁a"), *spm_bytes(text), spm_word("!")]
     pieces = pieces_of(AnswerText(spm.decode, spm.eos), ids)
     assert joined(pieces) == spm.decode(ids) == f"hello{text} world a{text}!"
@@ -90,7 +90,7 @@ def test_a_space_is_dropped_only_where_the_text_begins(spm: Vocabulary, silent: 
 @given(st.lists(st.integers(0, 299).filter(lambda t: t != EOS), max_size=40), st.integers(1, 7))
 @settings(max_examples=150, deadline=None)
 def test_any_ids_at_all(bpe: Vocabulary, ids: list[int], run: int) -> None:
-    """F1: random bytes too: what is broken for good is let go, and nothing is lost, whatever the runs."""
+    """Random bytes too: what is broken for good is let go, and nothing is lost, whatever the runs."""
     pieces = pieces_of(AnswerText(bpe.decode, bpe.eos), ids, run)
     assert joined(pieces) == bpe.decode(ids)
     assert sum((piece.ids for piece in pieces), ()) == tuple(ids)
@@ -98,7 +98,7 @@ def test_any_ids_at_all(bpe: Vocabulary, ids: list[int], run: int) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_an_answer_cut_inside_a_character_ends_with_a_replacement(bpe: Vocabulary, cut: int) -> None:
-    """F1: U+FFFD at the very end, never before it."""
+    """U+FFFD at the very end, never before it."""
     ids = list("a你好\U0001f600".encode())[:cut]
     pieces = pieces_of(AnswerText(bpe.decode, bpe.eos), ids)
     assert joined(pieces) == bpe.decode(ids)
@@ -114,7 +114,7 @@ def test_broken_bytes_do_not_hold_the_rest_back(bpe: Vocabulary) -> None:
 
 @pytest.mark.parametrize("run", [1, 2, 4, 9])
 def test_text_ends_before_a_stop_string_over_several_tokens(bpe: Vocabulary, run: int) -> None:
-    """F3: and none of the stop string is shown before it is whole."""
+    """And none of the stop string is shown before it is whole."""
     answer = AnswerText(bpe.decode, bpe.eos, ["</end>"])
     pieces = pieces_of(answer, list(b"answer</end>more"), run)
     assert joined(pieces) == "answer"
@@ -123,7 +123,7 @@ def test_text_ends_before_a_stop_string_over_several_tokens(bpe: Vocabulary, run
 
 
 def test_an_unfinished_stop_string_is_let_go(bpe: Vocabulary) -> None:
-    """F3: `</e` may begin the stop string and is held; the next letter shows that it does not."""
+    """`</e` may begin the stop string and is held; the next letter shows that it does not."""
     answer = AnswerText(bpe.decode, bpe.eos, ["</end>", "zzz"])
     assert answer.add(list(b"x</e")) == Piece(0, (ord("x"),), "x")
     assert answer.add(list(b"a")) == Piece(1, tuple(b"</ea"), "</ea")
@@ -157,7 +157,7 @@ def test_a_stop_string_of_several_bytes_a_character(bpe: Vocabulary) -> None:
 
 
 def test_an_end_of_text_id_ends_the_answer_and_has_no_text(bpe: Vocabulary) -> None:
-    """A3: what follows it in a run is not the answer's."""
+    """What follows it in a run is not the answer's."""
     answer = AnswerText(bpe.decode, bpe.eos, ["never"])
     assert answer.add([ord("a"), ord("n"), EOS, ord("b")]) == Piece(0, (ord("a"), ord("n"), EOS), "an")
     assert answer.ended

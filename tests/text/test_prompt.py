@@ -55,7 +55,7 @@ def test_a_beginning_of_text_is_not_doubled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["config", "text_config", "generation_config", "tokenizer"])
 def test_an_end_of_text_id_counts_wherever_it_is_declared(tmp_path: Path, where: str) -> None:
-    """E7: one checkpoint declares it in one file only, the next in another."""
+    """One checkpoint declares it in one file only, the next in another."""
     write_tokenizer(tmp_path, 300)
     config: dict[str, object] = {"vocab_size": 300}
     wanted = {"tokenizer": EOS}.get(where, 299)

@@ -1,4 +1,4 @@
-"""What tells one checkpoint's bytes from another's of the same names and shapes (case C6)."""
+"""What tells one checkpoint's bytes from another's of the same names and shapes."""
 
 import hashlib
 import os

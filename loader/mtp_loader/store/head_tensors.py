@@ -19,7 +19,7 @@ _COMPONENTS = ("scales", "biases", "bias")
 
 
 def require_complete(dense: Mapping[str, Tensor], layers: Mapping[int, ExpertLayer], file: Path) -> None:
-    """Raise DamagedCheckpoint unless the head has every tensor and none that would go unused (case B6)."""
+    """Raise DamagedCheckpoint unless the head has every tensor and none that would go unused."""
     if sorted(layers) != list(range(max(len(layers), 1))):
         raise DamagedCheckpoint(file, f"the MTP head has experts in the layers {sorted(layers)}, not from 0 on")
     modules = {"fc", *_NORMS}

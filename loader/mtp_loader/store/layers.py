@@ -151,7 +151,7 @@ def depth_of(checkpoint: Checkpoint) -> int:
 
 
 def trunk_experts(checkpoint: Checkpoint) -> dict[int, ExpertLayer]:
-    """The trunk's MoE layers; raises NotStreamable where there is none, before anything is loaded (case D6)."""
+    """The trunk's MoE layers; raises NotStreamable where there is none, before anything is loaded."""
     layers = recognise(trunk_tensors(checkpoint), checkpoint.size(*EXPERT_COUNTS))
     if not layers:
         kind = checkpoint.model_type or "this"

@@ -1,4 +1,4 @@
-"""How a weight is quantised, told from its tensors' types and shapes: a config may be silent or wrong (case B7)."""
+"""How a weight is quantised, told from its tensors' types and shapes: a config may be silent or wrong."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

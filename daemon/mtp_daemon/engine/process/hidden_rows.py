@@ -71,7 +71,7 @@ def _acceptance(target: Target, prompt: tuple[int, ...]) -> float:
 
 
 def _remembered(file: Path, fingerprint: str) -> Hidden | None:
-    """C6: another model of the same name has another fingerprint, and its answer is not this one's."""
+    """Another model of the same name has another fingerprint, and its answer is not this one's."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         if known["fingerprint"] != fingerprint:
