@@ -1,28 +1,21 @@
 """`mtpd pin`: hold experts in the pool."""
 
 import argparse
-from pathlib import Path
 
-from mtp_client.client import Client
-from mtp_client.errors import ClientError, NotRunning
-from mtp_daemon.errors import NotServing, UserError
+from mtp_daemon.commands.asking import add_run_dir, service
+from mtp_daemon.errors import UserError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Hold these experts in the pool, in place of those held before; without any, hold none."
     parser.add_argument("experts", nargs="*", metavar="LAYER:EXPERT", help="for example 3:17 3:40")
-    parser.add_argument("--run-dir", type=Path, metavar="D", help="the service's run directory (default: the user's)")
+    add_run_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     experts = tuple(_expert(text) for text in args.experts)
-    try:
-        with Client(args.run_dir, name="mtpd pin") as client:
-            result = client.pin(experts)
-    except NotRunning as error:
-        raise NotServing(str(error)) from error
-    except ClientError as error:
-        raise UserError(str(error)) from error
+    with service(args.run_dir, "mtpd pin") as client:
+        result = client.pin(experts)
     print(f"{result['pinned']} of {len(experts)} experts pinned")
     return 0
 

@@ -3,26 +3,20 @@
 import argparse
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from mtp_client.client import Client
-from mtp_client.errors import ClientError
-from mtp_daemon.errors import NotServing
+from mtp_daemon.commands.asking import add_run_dir, service
 from mtp_daemon.sizes import binary_bytes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-dir", type=Path, metavar="D", help="the service's run directory (default: the user's)")
+    add_run_dir(parser)
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        with Client(args.run_dir, name="mtpd status") as client:
-            status = client.status()
-    except ClientError as error:
-        raise NotServing(str(error)) from error
+    with service(args.run_dir, "mtpd status") as client:
+        status = client.status()
     print(json.dumps(status, ensure_ascii=False) if args.json else describe(status))
     return 0
 

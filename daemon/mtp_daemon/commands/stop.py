@@ -4,11 +4,11 @@ import argparse
 import os
 import signal
 import time
-from pathlib import Path
 
 from mtp_client.client import Client
 from mtp_client.connection import daemon_pid
 from mtp_client.errors import ClientError
+from mtp_daemon.commands.asking import add_run_dir
 from mtp_daemon.errors import EnvironmentFailure, NotServing
 from mtp_protocol.run_directory import default_run_directory
 
@@ -17,7 +17,7 @@ _AFTER_S = 10.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-dir", type=Path, metavar="D", help="the service's run directory (default: the user's)")
+    add_run_dir(parser)
     parser.add_argument(
         "--deadline", type=float, default=10.0, metavar="S", help="seconds a running answer may go on (default 10)"
     )
