@@ -237,6 +237,46 @@ def test_a_recall_of_a_slot_we_were_never_told_of_is_answered(checkpoint: Path, 
     _until(lambda: (served.stream.link.poll(), served.loader.released == [Released(0, (7,))])[1])
 
 
+def test_recalls_that_waited_for_a_graph_are_answered_before_the_next_demand(
+    checkpoint: Path, serve: Callable[..., Any]
+) -> None:
+    """The loader may count on those slots and say nothing until it has them: a wait that only answers what comes in
+
+    while it waits would sit there until its deadline.
+    """
+    served = serve(checkpoint, 0.0, settings=StreamSettings(limits=Limits(retry_s=60.0)))
+    link, residency = served.stream.link, served.stream.residency
+    demand = link.ask(0, [0, 1])
+    while link.collect(demand):
+        pass
+    held = residency.held(0)
+    served.loader.order(Recall(0, held))
+    _until(lambda: (link.poll(), residency.recalls_pending == 2)[1])
+    residency.finished()
+    began = time.monotonic()
+    demand = link.ask(1, [4])
+    assert link.collect(demand) == [4]
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("needs_before", [1, 2, 4, 7])
+@pytest.mark.parametrize("slots", [2, 3, 5])
+def test_a_pool_that_shrinks_in_the_middle_of_a_wave(
+    needs_before: int, slots: int, checkpoint: Path, reference: list[Any], serve: Callable[..., Any]
+) -> None:
+    """The wave was sized for the larger pool: what is missing is asked for again in waves that fit. The same bits."""
+    served = serve(checkpoint, 0.8)
+    loader = served.loader
+    loader.delay_s = 0.001
+    _when(lambda: len(loader.needs) >= needs_before, lambda: loader.resize(slots))
+    assert_equal(streamed_logits(served, CHUNKS), reference)
+    _until(lambda: (served.stream.settle(), served.stream.residency.resident <= slots)[1])
+    assert served.stream.residency.capacity(0) == slots
+    loader.resize(25)
+    assert_equal(streamed_logits(served, CHUNKS), reference)
+    assert served.stream.stats.retries == 0 and not loader.errors
+
+
 def test_d9_the_loader_may_speak_while_decode_computes(
     checkpoint: Path, reference: list[Any], serve: Callable[..., Any]
 ) -> None:

@@ -24,6 +24,7 @@ from mtp_protocol.expert_messages import (
     FillFailed,
     Hello,
     Hint,
+    Limit,
     Need,
     Recall,
     Released,
@@ -107,6 +108,7 @@ class InlineLoader:
             bank = self._banks[self._bank_of[layer]]
             bank.free.remove(slot)
             bank.resident[layer, expert] = slot
+        self.limits = [b.slots for b in layout.banks]
         self._waiting: list[tuple[Need, list[int]]] = []
         self._engine: bytes | None = None
         self._epochs = b""
@@ -123,6 +125,11 @@ class InlineLoader:
     def order(self, message: ToEngine) -> None:
         """Send this to the engine, from the loader's thread."""
         self._orders.append(message)
+        os.write(self._stop_write, b"o")
+
+    def resize(self, slots: int) -> None:
+        """Use only that many slots of each bank from now on."""
+        self._orders.append(("resize", slots))
         os.write(self._stop_write, b"o")
 
     def say(self, message: ToEngine) -> None:
@@ -178,6 +185,9 @@ class InlineLoader:
             assert self._engine is not None
             self._socket.send_multipart([self._engine, order[2], to_engine.encode(order[1])])
             return
+        if order[0] == "resize":
+            self._resize(order[1])
+            return
         layer, experts = order
         bank = self._banks[self._bank_of[layer]]
         filled = []
@@ -185,6 +195,15 @@ class InlineLoader:
             if (layer, expert) not in bank.resident and bank.free:
                 filled.append(Resident(layer, expert, self._fill(layer, expert)))
         self._send(Filled(None, tuple(filled)))
+
+    def _resize(self, slots: int) -> None:
+        self.limits = [min(slots, b.slots) for b in self.layout.banks]
+        self._send(Limit(tuple(self.limits)))
+        for number, (bank, limit) in enumerate(zip(self._banks, self.limits, strict=True)):
+            taken = {*bank.resident.values(), *bank.recalled}
+            bank.free = deque(s for s in range(limit) if s not in taken)
+            self._recall(number, [k for k, s in bank.resident.items() if s >= limit])
+        self._serve()
 
     def _take(self, identity: bytes, epochs: bytes, message: Any) -> None:
         match message:
@@ -194,6 +213,12 @@ class InlineLoader:
                 self._send(Welcome(tuple(told), self.layout.generation))
             case Need():
                 self.needs.append(message)
+                self._waiting.clear()  # a Need takes the place of the one before
+                limit = self.limits[self._bank_of[message.layer]]
+                if len(message.experts) + sum(s < limit for s in message.held_slots) > limit:
+                    reason = f"a wave of {len(message.experts)} does not fit {limit} slots"
+                    self._send(FillFailed(message.ticket, message.layer, message.experts[0], reason))
+                    return
                 bank = self._banks[self._bank_of[message.layer]]
                 back = [e for e in message.experts if (message.layer, e) in bank.resident]
                 if back:  # the engine never heard that these were filled
@@ -206,7 +231,8 @@ class InlineLoader:
                 bank = self._banks[bank_number]
                 for slot in slots:
                     del bank.recalled[slot]  # KeyError: released without being asked
-                    bank.free.append(slot)
+                    if slot < self.limits[bank_number]:
+                        bank.free.append(slot)
             case Hint():
                 self.hints.append(message)
             case Used():
@@ -240,7 +266,7 @@ class InlineLoader:
                 if self.recall_all_after is not None and len(self.needs) >= self.recall_all_after:
                     self._recall(number, list(bank.resident))
                 continue
-            supply = sum(1 for s in bank.recalled if s not in need.held_slots)
+            supply = sum(1 for s in bank.recalled if s not in need.held_slots and s < self.limits[number])
             wanted = len(left) - supply
             victims = [
                 k

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 
+from mtp_daemon.engine.demand import Demand
 from mtp_daemon.engine.errors import EngineBug, EngineError, ExpertUnreadable, LoaderTimeout
 from mtp_daemon.engine.loader_life import LoaderDead, LoaderUp
 from mtp_daemon.engine.loader_socket import LoaderSocket
@@ -18,6 +19,7 @@ from mtp_protocol.expert_messages import (
     FillFailed,
     Hello,
     Hint,
+    Limit,
     Need,
     Recall,
     Released,
@@ -39,17 +41,6 @@ class Limits:
     retry_s: float = 5.0
     deadline_s: float = 60.0
     loader_s: float = 60.0
-
-
-@dataclass
-class Demand:
-    """Experts of one layer that a wave waits for."""
-
-    layer: int
-    tokens: int
-    missing: set[int]
-    arrived: list[int] = field(default_factory=list)
-    tickets: set[int] = field(default_factory=set)
 
 
 class ExpertLink:
@@ -117,9 +108,9 @@ class ExpertLink:
 
         Slots that graphs read now (the caller marked this wave's hits) are held: the loader takes none of them.
         """
-        if self._demand is not None and self._demand.missing:
+        if self._demand is not None and self._demand.missing and not self._demand.unfit:
             raise EngineBug(f"layer {layer} asks while layer {self._demand.layer} still waits")
-        demand = self._demand = Demand(layer, tokens, set(experts))
+        demand = self._demand = Demand(layer, tokens, set(experts), capacity=self._residency.capacity(layer))
         self._note_arrivals(demand, experts)
         if demand.missing:
             self._stats.demands += 1
@@ -127,13 +118,15 @@ class ExpertLink:
         return demand
 
     def collect(self, demand: Demand) -> list[int]:
-        """Wait for experts of the demand: those that have arrived, at least one, marked as read; none when it is over.
+        """Wait for experts of the demand: those that have arrived, at least one, marked as read; none when it is over
+
+        (what is `missing` then did not fit a pool that became smaller).
 
         Raises ExpertUnreadable, LoaderTimeout (naming what was waited for), EngineStopping.
         """
         began = time.monotonic()
         try:
-            if demand.missing and not demand.arrived:
+            if demand.waits:
                 self._wait(demand)
             while (happened := self._socket.receive()) is not None:  # what else is there is computed in the same go
                 self._handle(happened)
@@ -149,7 +142,7 @@ class ExpertLink:
         """Until something of the demand has arrived."""
         until = time.monotonic() + self._limits.deadline_s
         retry = time.monotonic() + self._limits.retry_s
-        while demand.missing and not demand.arrived:
+        while demand.waits:
             if not self.alive:  # it may have died before this wait, or have been seen to die while arrivals were taken
                 self._await_successor(demand)
                 until = time.monotonic() + self._limits.deadline_s
@@ -160,13 +153,14 @@ class ExpertLink:
                 self._handle(happened)
                 self.release()
             elif time.monotonic() >= until:
-                raise LoaderTimeout(f"the loader did not deliver {_names(demand)} within {self._limits.deadline_s:g} s")
+                raise LoaderTimeout(f"the loader did not deliver {demand} within {self._limits.deadline_s:g} s")
             elif time.monotonic() >= retry:
                 self._stats.retries += 1
                 self._send_need(demand)
                 retry = time.monotonic() + self._limits.retry_s
 
     def _send_need(self, demand: Demand, passed: Passed = ()) -> None:
+        self.release()  # the loader may be waiting for these very slots; nothing it says would wake us for them
         self._ticket += 1
         demand.tickets.add(self._ticket)
         held = self._residency.held(demand.layer)
@@ -194,9 +188,15 @@ class ExpertLink:
                 if unknown := self._residency.recall(bank, slots):
                     self._socket.send(Released(bank, tuple(unknown)))
             case FillFailed(ticket, layer, expert, reason):
-                if self._demand is not None and ticket in self._demand.tickets:
-                    self._demand.missing.clear()
-                    raise ExpertUnreadable(layer, expert, reason)
+                if (demand := self._demand) is not None and demand.missing and ticket in demand.tickets:
+                    if demand.capacity == self._residency.capacity(demand.layer):
+                        raise ExpertUnreadable(layer, expert, reason)
+                    demand.unfit = True
+            case Limit(slots):
+                self._residency.limit(slots)
+                if (demand := self._demand) is not None and demand.missing:
+                    wanted = len(self._residency.held(demand.layer)) + len(demand.missing)
+                    demand.unfit = wanted > self._residency.capacity(demand.layer)
             case Welcome():
                 raise EngineBug("the loader said Welcome to an engine that had not said Hello")
             case LoaderUp():
@@ -220,7 +220,7 @@ class ExpertLink:
         until = time.monotonic() + self._limits.loader_s
         while not self.alive:
             if self._successor is None:
-                self._handle(self._receive(until, f"a new loader, to deliver {_names(demand)}"))
+                self._handle(self._receive(until, f"a new loader, to deliver {demand}"))
             self._rejoin()
         self._note_arrivals(demand, sorted(demand.missing))
         if demand.missing:
@@ -245,8 +245,3 @@ class ExpertLink:
                 self._handle(happened)  # a death or a successor; anything else before Welcome is a bug that it raises
                 if not self.alive and self._successor is None:
                     return  # it died before it answered: whoever needs experts waits for the next
-
-
-def _names(demand: Demand) -> str:
-    experts = ", ".join(map(str, sorted(demand.missing)[:8]))
-    return f"experts {experts} of layer {demand.layer}"

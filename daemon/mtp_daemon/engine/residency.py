@@ -29,6 +29,7 @@ class Residency:
     def __init__(self, geometry: Geometry, layout: PoolLayout) -> None:
         self.bank_of = {y.layer: y.bank for y in geometry.layers}
         self.slots = [b.slots for b in layout.banks]
+        self._limits = list(self.slots)  # of these, how many the loader uses
         self._tables = {y.layer: np.full(y.experts, ABSENT, np.int32) for y in geometry.layers}
         self._owner: list[dict[int, tuple[int, int]]] = [{} for _ in layout.banks]
         # The mark under which a graph was last built that reads the slot; 0: none is unevaluated or running.
@@ -52,6 +53,10 @@ class Residency:
     def all_whole(self) -> bool:
         """Every layer that is in use is whole."""
         return bool(self.in_use) and self.in_use.isdisjoint(self._partial)
+
+    def capacity(self, layer: int) -> int:
+        """Slots that a wave of this layer may fill and hold together."""
+        return self._limits[self.bank_of[layer]]
 
     @property
     def resident(self) -> int:
@@ -139,6 +144,12 @@ class Residency:
                 given.append((bank, free))
         return given
 
+    def limit(self, slots: Sequence[int]) -> None:
+        """The loader uses that many slots of each bank from now on."""
+        if len(slots) != len(self.slots) or any(not 0 < n <= all_ for n, all_ in zip(slots, self.slots, strict=True)):
+            raise EngineBug(f"limits {tuple(slots)} for banks of {tuple(self.slots)} slots")
+        self._limits = list(slots)
+
     def drop(self) -> None:
         """Forget everything: a new loader owns the slots. Raises EngineBug while a graph reads any."""
         if any(reading.any() for reading in self._reading):
@@ -146,6 +157,7 @@ class Residency:
         for owner, recalled in zip(self._owner, self._recalled, strict=True):
             owner.clear()
             recalled.clear()
+        self._limits = list(self.slots)
         for layer, table in self._tables.items():
             table.fill(ABSENT)
             self.versions[layer] += 1

@@ -48,6 +48,8 @@ class StreamedSwitchGLU(Module):
             if stream.verifier is not None:
                 stream.verifier.check(layer, ids, slots, stream.stats)
             y = stream.planes[self.bank].gather(x, mx.array(slots.astype(np.uint32)), self.activation)
+            # Computed while Python builds what follows up to the next host read.
+            mx.async_eval(y, *beside)  # type: ignore[no-untyped-call]
         stream.built(layer, ids, weights, y, missed)
         if guesses and self.lookahead is not None:
             self.lookahead.tell(guesses)

@@ -77,12 +77,10 @@ def gather_in_waves(
     distinct = np.unique(ids)
     slots = residency.table(layer)[distinct]
     hits, todo = distinct[slots != ABSENT], distinct[slots == ABSENT].tolist()
-    missed, tokens = len(todo), ids.size // ids.shape[-1]
-    capacity = residency.slots[residency.bank_of[layer]]
-    size = len(todo) if len(distinct) <= capacity else max(1, capacity // 2)
+    missed, tokens, passed = len(todo), ids.size // ids.shape[-1], stream.now.passed()
     residency.read(layer, slots[slots != ABSENT])
-    passed = stream.now.passed()
-    waiting = len(hits) + size <= capacity
+    size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
+    waiting = len(hits) + size <= residency.capacity(layer)
     if not waiting:  # the hits leave no room for a wave: they are computed first and then given up as the loader asks
         mx.async_eval(beside)  # type: ignore[no-untyped-call]
         rows.compute(hits)
@@ -100,17 +98,23 @@ def gather_in_waves(
         older = len(rows.parts)
         while arrived := link.collect(demand):
             rows.compute(arrived)
-        if todo:
-            _make_room(stream, layer, rows.parts[:older], mark, min(size, len(todo)), capacity)
+        if demand.missing:  # the pool became smaller meanwhile
+            todo = sorted(demand.missing) + todo
+            stream.finish()
+            size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
+        elif todo:
+            _make_room(stream, layer, rows.parts[:older], mark, min(size, len(todo)))
     return rows.result(), missed
 
 
-def _make_room(
-    stream: ExpertStream, layer: int, older: Sequence[mx.array], mark: int, next_size: int, capacity: int
-) -> None:
+def _wave_size(distinct: int, missing: int, capacity: int) -> int:
+    """All that are missing, where they and the hits fit; else half the bank, so that two waves fit side by side."""
+    return missing if distinct <= capacity else max(1, capacity // 2)
+
+
+def _make_room(stream: ExpertStream, layer: int, older: Sequence[mx.array], mark: int, next_size: int) -> None:
     """End what the next wave must not hold: the earlier waves' graphs, and this one's where both do not fit."""
     mx.eval(older)
     stream.residency.finished(before=mark)
-    if len(stream.residency.held(layer)) + next_size > capacity:
+    if len(stream.residency.held(layer)) + next_size > stream.residency.capacity(layer):
         stream.finish()
-    stream.link.release()
