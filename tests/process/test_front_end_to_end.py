@@ -2,16 +2,11 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
-import mlx.core as mx
 import psutil
 import pytest
-from mlx_lm.generate import generate_step
-from mlx_lm.utils import load_model
 
 from mtp_client.client import Client
 from mtp_client.errors import RequestRefused
@@ -19,26 +14,10 @@ from mtp_protocol.client_messages import Finished, Tokens
 from mtp_protocol.sampling import Sampling
 from support.checkpoints import Head, make_checkpoint
 from support.front_process import FrontProcess, until
+from support.served_model import ServedModel, greedy
 
 PROMPT = tuple(range(3, 40, 2))
 N = 32
-
-
-class ServedModel(FrontProcess):
-    """`mtpd serve` as a service manager runs it: H8, hardly any environment."""
-
-    def __init__(self, model: Path, **settings: str) -> None:
-        self.model = model
-        super().__init__(None, **settings)
-
-    def environment(self) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-        return {"PATH": "/usr/bin:/bin", "HOME": str(self.home), **kept}
-
-    def command(self) -> list[str]:
-        flags = [x for name, value in self.settings.items() for x in (f"--{name.replace('_', '-')}", str(value))]
-        command = [sys.executable, "-m", "mtp_daemon.cli", "serve", str(self.model), "--run-dir", str(self.run_dir)]
-        return [*command, "--state-dir", str(self.home / "state"), *flags]
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +32,8 @@ def front(model: Path) -> Iterator[FrontProcess]:
         yield front
 
 
-@cache
 def reference(model: Path, prompt: tuple[int, ...], count: int) -> list[int]:
-    """Plain mlx-lm, greedy, everything resident."""
-    plain, _config = load_model(model, lazy=False, strict=False)
-    return [int(token) for token, _ in generate_step(mx.array(prompt), plain, max_tokens=count)]
+    return greedy(model, prompt, count)
 
 
 def ask(client: Client, **fields: object) -> tuple[list[int], Finished]:

@@ -1,0 +1,301 @@
+"""kill -9 of each process at each moment of its life, with the real programs. `make test-full` repeats every cell.
+
+A moment is reached by watching (a child in the process table, an event at the client, a fact in a beat), and held by
+stopping the process that would end it; never by sleeping for so long.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mtp_client.client import Client
+from mtp_client.connection import daemon_pid
+from mtp_client.errors import ClientError, ConnectionLost, NotRunning
+from mtp_protocol.client_messages import Finished, Progress, Tokens
+from support.checkpoints import Head, make_checkpoint
+from support.front_process import FrontProcess, until
+from support.served_model import ServedModel, greedy
+
+PROMPT = tuple(3 + (7 * i) % 300 for i in range(50))
+N, CHUNK = 24, 16
+PROGRAMS = {"engine": "mtp_daemon.engine", "loader": "mtp_loader.service"}
+ANSWERING = ("prefill", "first token", "mid-round", "while filling", "while recalling")
+MOMENTS = ("start-up", *ANSWERING, "between requests", "at shutdown")
+SAMPLE = {
+    ("engine", "start-up"), ("loader", "prefill"), ("engine", "first token"), ("loader", "while filling"),
+    ("engine", "while filling"), ("loader", "while recalling"), ("engine", "while recalling"),
+    ("loader", "between requests"), ("front", "while recalling"), ("engine", "at shutdown"),
+}  # fmt: skip
+DEATHS = 100  # in a row that a service takes; the settings allow no more
+HANG_S = 60.0  # of a loaded machine; the processes' own limits are what is tested
+
+
+def cells() -> Iterator[Any]:
+    for role in ("engine", "loader", "front"):
+        for moment in MOMENTS:
+            for repeat in range(20):
+                whole = repeat > 0 or (role, moment) not in SAMPLE
+                marks = [pytest.mark.full] if whole else []
+                yield pytest.param(role, moment, marks=marks, id=f"{role}-{moment}-{repeat}".replace(" ", "-"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "qwen3_next", head=Head())
+
+
+def serve(model: Path) -> ServedModel:
+    return ServedModel(
+        model, pool="50%", delay_ms="2", chunk=str(CHUNK), restart_limit=str(DEATHS), depth_controller="constant"
+    )
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path) -> Iterator[Callable[[], ServedModel]]:
+    """For the deaths that a front survives: one front for all of them, a fresh one before its patience ends."""
+    with ExitStack() as stack:
+        served: list[ServedModel] = []
+
+        def front() -> ServedModel:
+            if not served or max(restarts(served[0], role) for role in PROGRAMS) > DEATHS - 10:
+                stack.close()
+                served[:] = [stack.enter_context(serve(model))]
+                served[0].wait_ready()
+            return served[0]
+
+        yield front
+
+
+@pytest.mark.parametrize(("role", "moment"), list(cells()))
+def test_killed(role: str, moment: str, model: Path, request: pytest.FixtureRequest) -> None:
+    """H1, H2, H5: a child's death is a pause, the front's is told at once and takes its children along."""
+    right = greedy(model, PROMPT, N, CHUNK)
+    if moment == "start-up":
+        killed_at_start(role, model, right)
+    elif moment == "at shutdown":
+        killed_at_shutdown(role, model, right)
+    elif role == "front":
+        with serve(model).wait_ready() as front:
+            front_killed(front, moment, right)
+    else:
+        child_killed(request.getfixturevalue("shared")(), role, moment, right)
+
+
+# --- the three ways it goes -------------------------------------------------------------------------------------------
+
+
+def child_killed(front: ServedModel, role: str, moment: str, right: list[int]) -> None:
+    until("both are ready", lambda: all_ready(front), HANG_S)
+    before = restarts(front, role)
+    with front.client() as client:
+        if moment == "between requests":
+            assert answer(client) == right
+            os.kill(front.child_pid(role), signal.SIGKILL)
+            assert answer(client) == right
+        else:
+            assert answer(client, at=Moment(front, moment, role)) == right
+            with suppress(ClientError):  # a loader that is not back yet has its whole pool anyway
+                client.resize("50%")
+        assert answer(client) == right
+    assert restarts(front, role) == before + 1
+    other = "loader" if role == "engine" else "engine"
+    assert front.status()["children"][other]["state"] == "ready"
+
+
+def front_killed(front: ServedModel, moment: str, right: list[int]) -> None:
+    with front.client() as client:
+        if moment == "between requests":
+            assert answer(client) == right
+            kill_front(front)
+            with pytest.raises(ConnectionLost):
+                client.status()
+        else:
+            with pytest.raises(ConnectionLost, match="died"):
+                answer(client, at=Moment(front, moment, "front"))
+    nothing_left_and_next_start_works(front, right)
+
+
+def killed_at_start(role: str, model: Path, right: list[int]) -> None:
+    with serve(model) as front:
+        pids = until("both children", lambda: find_children(front))
+        if role == "front":
+            kill_front(front)
+            nothing_left_and_next_start_works(front, right)
+            return
+        os.kill(pids[role], signal.SIGKILL)
+        front.wait_ready()
+        with front.client() as client:
+            assert answer(client) == right
+        assert restarts(front, role) == 1
+        assert front.stop() == 0
+
+
+def killed_at_shutdown(role: str, model: Path, right: list[int]) -> None:
+    """The front drains: the answer may end, and does, or its client is told; a death then stops nothing."""
+    with serve(model).wait_ready() as front:
+        children = front.descendants()
+        pids = {"front": front.process.pid, **{name: front.child_pid(name) for name in PROGRAMS}}
+        ids: list[int] = []
+        with front.client() as client:
+            answered = client.generate(prompt_ids=PROMPT, max_tokens=N, depth=2)
+            ids += next(e for e in answered if isinstance(e, Tokens)).ids
+            front.process.terminate()
+            until("it drains", lambda: client.status()["phase"] == "draining")
+            os.kill(pids[role], signal.SIGKILL)
+            with suppress(ClientError):
+                for event in answered:
+                    ids += event.ids if isinstance(event, Tokens) else ()
+        assert ids == right[: len(ids)]
+        code = front.process.wait(HANG_S)
+        assert code == (-signal.SIGKILL if role == "front" else 0), front.errors()
+        assert psutil.wait_procs(children, timeout=5)[1] == []
+        nothing_left_and_next_start_works(front, right)
+
+
+# --- moments ----------------------------------------------------------------------------------------------------------
+
+
+class Moment:
+    """Called with each event of an answer; kills once its moment has come."""
+
+    def __init__(self, front: ServedModel, name: str, role: str) -> None:
+        self.front, self.name, self.role = front, name, role
+        self.killed_at = 0.0
+        self.pids = {"front": front.process.pid, **{r: front.child_pid(r) for r in PROGRAMS}}
+
+    def __call__(self, event: object, ids: list[int]) -> None:
+        if self.killed_at or not self._come(event, ids):
+            return
+        match self.name:
+            case "while filling":
+                self._hold("loader", self._engine_waits)
+            case "while recalling":
+                self._hold("engine", self._recall_is_open)
+            case _:
+                self._kill()
+
+    def _come(self, event: object, ids: list[int]) -> bool:
+        if self.name == "prefill":
+            return isinstance(event, Progress) and event.phase == "prefill" and event.done < event.total
+        return isinstance(event, Tokens) and len(ids) >= {"first token": 1, "mid-round": 10}.get(self.name, 4)
+
+    def _hold(self, stopped: str, come: Callable[[], None]) -> None:
+        """Stop one process, so that what it owes the other stays owed; kill; let it go on if it lives."""
+        process = psutil.Process(self.pids[stopped])
+        process.suspend()
+        try:
+            come()
+            self._kill()
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+    def _engine_waits(self) -> None:
+        """The engine's clock stands still in the middle of an answer: it waits for the experts of a Need."""
+        engine = psutil.Process(self.pids["engine"])
+        spent: list[float] = []
+
+        def still() -> bool:
+            times = engine.cpu_times()
+            spent.append(times.user + times.system)
+            time.sleep(0.05)
+            return len(spent) > 8 and spent[-1] == spent[-8]
+
+        until("the engine waits", still)
+        assert self.front.status()["queue"]["running"] is not None
+
+    def _recall_is_open(self) -> None:
+        """A smaller pool wants slots back, and the engine, stopped, cannot give them."""
+        threading.Thread(target=self._resize, daemon=True).start()
+        until("recalls", lambda: self.front.status()["experts"].get("recalled", 0) > 0)
+
+    def _resize(self) -> None:
+        """Its answer is of no interest here: whoever was to give it may be dead."""
+        with suppress(ClientError), Client(self.front.run_dir) as client:
+            client.resize("25%", wait_s=HANG_S)
+
+    def _kill(self) -> None:
+        self.killed_at = time.monotonic()
+        os.kill(self.pids[self.role], signal.SIGKILL)
+
+
+def answer(client: Client, at: Moment | None = None) -> list[int]:
+    """The ids, each once and in order; raises what the client raises, and not late."""
+    ids: list[int] = []
+    try:
+        for event in client.generate(prompt_ids=PROMPT, max_tokens=N, depth=2):
+            if isinstance(event, Tokens):
+                assert event.seq == len(ids)
+                ids += event.ids
+            if isinstance(event, Finished):
+                assert event.usage.completion_tokens == N
+            if at is not None:
+                at(event, ids)
+    except ConnectionLost:
+        assert at is not None and at.role == "front" and time.monotonic() - at.killed_at < 2.0, "told late"
+        raise
+    assert at is None or at.killed_at, f"{at.name} never came"
+    return ids
+
+
+# --- what is seen from outside ----------------------------------------------------------------------------------------
+
+
+def all_ready(front: FrontProcess) -> bool:
+    return all(child["state"] == "ready" for child in front.status()["children"].values())
+
+
+def restarts(front: FrontProcess, role: str) -> int:
+    return int(front.status()["children"][role]["restarts"])
+
+
+def find_children(front: FrontProcess) -> dict[str, int] | None:
+    """Both programs by role, None while one of them is not there yet."""
+    assert front.process.poll() is None, front.errors()
+    found = {}
+    for process in front.descendants():
+        with suppress(psutil.NoSuchProcess):
+            found.update({role: process.pid for role, program in PROGRAMS.items() if program in process.cmdline()})
+    return found if len(found) == len(PROGRAMS) else None
+
+
+def kill_front(front: FrontProcess) -> None:
+    children = front.descendants()
+    front.process.kill()
+    front.process.wait()
+    assert psutil.wait_procs(children, timeout=5)[1] == [], "orphans"
+
+
+def nothing_left_and_next_start_works(front: ServedModel, right: list[int]) -> None:
+    """No process, no shared memory, no lock; stale sockets stop nobody, and after a clean stop there are none."""
+    front.process.wait()
+    until("no orphan", lambda: not users_of(front.run_dir), 5.0)
+    assert daemon_pid(front.run_dir) is None
+    with pytest.raises(NotRunning):
+        front.client()
+    assert not [name for name in os.listdir("/dev/shm") if "mtpd" in name] if os.path.isdir("/dev/shm") else True
+    front.process.stdout.close()  # type: ignore[union-attr]
+    front.process = front.spawn()
+    front.wait_ready()
+    with front.client() as client:
+        assert answer(client) == right
+    assert front.stop() == 0
+    assert list(front.run_dir.glob("*.sock")) == [] and users_of(front.run_dir) == []
+
+
+def users_of(run_dir: Path) -> list[int]:
+    """Processes that were started for this run directory."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        named = str(run_dir) in " ".join(process.info["cmdline"] or ())
+        if named and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process.pid)
+    return found
