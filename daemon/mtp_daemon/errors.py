@@ -2,7 +2,7 @@
 
     DaemonError
     ├── UserError            the user's mistake; the text says what to do instead                      exit code 2
-    │   └── RequestError     the same, in a client's request: answered by `Failed`, never fatal
+    ├── RequestError         a client's message is answered by `Failed`; its kind says whose fault     never fatal
     ├── AlreadyRunning       another daemon holds the run directory                                    exit code 3
     ├── EnvironmentFailure   disk, memory, a child process that cannot be kept alive                   exit code 4
     ├── NotServing           `mtpd status`, `mtpd stop`: no daemon there                               exit code 5
@@ -28,8 +28,8 @@ class UserError(DaemonError):
     exit_code = 2
 
 
-class RequestError(UserError):
-    """A client's message is refused; `kind` is the wire's error kind."""
+class RequestError(DaemonError):
+    """A client's message is refused; `kind` is the wire's error kind, which says whose fault it is."""
 
     def __init__(self, kind: RequestKind, text: str) -> None:
         super().__init__(text)

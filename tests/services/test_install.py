@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mtp_daemon.errors import EnvironmentFailure
 from mtp_daemon.services import install
 from mtp_daemon.services.units import Places
 
@@ -68,6 +69,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         raise OSError("disk full")
 
     monkeypatch.setattr("os.replace", refuse)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(EnvironmentFailure, match="disk full"):
         install.write_file(path, "new")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

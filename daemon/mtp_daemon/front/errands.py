@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, assert_never
 
-from mtp_daemon.errors import RequestError, RequestKind
+from mtp_daemon.errors import RequestKind
 from mtp_protocol import client_messages as c
 from mtp_protocol import loader_messages as ld
 
@@ -50,6 +50,8 @@ class Errands:
                 result = {"slots": list(message.slots)}
             case ld.Pinned():
                 result = {"pinned": message.pinned}
+            case _:
+                assert_never(message)
         self._reply(errand.client, c.Done(errand.ref, result))
 
     def expire(self, now: float) -> None:
@@ -64,5 +66,4 @@ class Errands:
 
     def _fail(self, mine: int, kind: RequestKind, text: str) -> None:
         errand = self._open.pop(mine)
-        error = RequestError(kind, text)
-        self._reply(errand.client, c.Failed(error.kind, str(error), ref=errand.ref))
+        self._reply(errand.client, c.Failed(kind, text, ref=errand.ref))

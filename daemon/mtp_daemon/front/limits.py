@@ -8,7 +8,8 @@ from mtp_protocol.client_messages import Submit
 
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
-MAX_DEPTH = 64
+# The engine drafts no deeper whatever it is asked.
+MAX_DEPTH = 32
 MAX_REQUESTS_PER_CLIENT = 64
 
 

@@ -1,7 +1,7 @@
 """What the service manager is told, and when its watchdog is fed."""
 
 from mtp_daemon.front.lineup import Lineup
-from mtp_daemon.services.notify import ServiceManager
+from mtp_daemon.services.notify import SystemdNotice
 
 _EXTEND_S = 60.0
 
@@ -10,7 +10,7 @@ class Watchdog:
     """Feeds only on a fresh beat of the engine, or on true idleness with both children well."""
 
     def __init__(self) -> None:
-        self._manager = ServiceManager()
+        self._manager = SystemdNotice()
         self._heard: float | None = None
         self._progress = -1
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mtp_daemon.errors import EnvironmentFailure
 from mtp_daemon.services.units import LAUNCHD_LABEL, SYSTEMD_UNIT, Places, places, render
 
 Run = Callable[[Sequence[str]], int]
@@ -72,7 +73,14 @@ def log_command(follow: bool, platform: str = sys.platform, where: Places | None
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write through a temporary file and rename: never half a file. Mode 0600."""
+    """Write through a temporary file and rename: never half a file. Mode 0600. Raises EnvironmentFailure."""
+    try:
+        _replace(path, text)
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
@@ -86,11 +94,13 @@ def write_file(path: Path, text: str) -> None:
 
 
 def _mtpd_command() -> Path:
-    """The `mtpd` beside the running Python, else the one on the PATH."""
+    """The `mtpd` beside the running Python, else the one on the PATH; raises EnvironmentFailure."""
     beside = Path(sys.executable).parent / "mtpd"
     found = str(beside) if beside.exists() else shutil.which("mtpd")
     if found is None:
-        raise FileNotFoundError("no mtpd command beside this Python or on the PATH")
+        raise EnvironmentFailure(
+            f"no mtpd command beside {sys.executable} or on the PATH: install mtpd there (pip install) and try again"
+        )
     return Path(found)
 
 

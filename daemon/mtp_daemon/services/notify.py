@@ -7,26 +7,16 @@ import os
 import socket
 
 
-class ServiceManager:
-    """Tells systemd how the service does; without one every call does nothing.
-
-    `watchdog_s` is how often systemd wants to hear of it (`$WATCHDOG_USEC`), None where it does not.
-    """
+class SystemdNotice:
+    """Tells systemd how the service does; without one every call does nothing."""
 
     def __init__(self, environ: dict[str, str] | None = None) -> None:
         environ = dict(os.environ) if environ is None else environ
         self._address = environ.get("NOTIFY_SOCKET", "")
-        usec = environ.get("WATCHDOG_USEC", "")
-        for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self.watchdog_s = int(usec) / 1e6 if usec.isdigit() and for_us and self._address else None
 
     def ready(self, status: str) -> None:
         """Clients are served from now on."""
         self._send(f"READY=1\nSTATUS={status}")
-
-    def status(self, status: str) -> None:
-        """One line for `systemctl status`."""
-        self._send(f"STATUS={status}")
 
     def loading(self, extend_s: float) -> None:
         """Still starting, and moving: give it `extend_s` more."""
