@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import assert_never
 
 from mtp_client.errors import ClientError, from_failed
 from mtp_client.mailbox import Event, Mailbox
@@ -44,6 +45,8 @@ class Answer(Iterator[Event]):
                 self._ended = True
             case Progress():
                 pass
+            case _:
+                assert_never(event)
         return event
 
     def cancel(self, wait_s: float = _CANCEL_S) -> Finished | None:

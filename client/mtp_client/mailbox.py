@@ -3,12 +3,13 @@
 import time
 from collections import deque
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from mtp_client.connection import Connection
 from mtp_client.errors import ClientError, ConnectionLost, ServiceBug, from_failed
 from mtp_protocol.client_messages import (
     Accepted,
+    Alive,
     Cancel,
     Done,
     Failed,
@@ -112,6 +113,10 @@ class Mailbox:
                     if isinstance(message, Accepted):
                         self._streams[message.request] = deque()
                     self._replies[message.ref].append(message)
+            case Alive():
+                pass  # it says that the front lives, which the connection has noted
+            case _:
+                assert_never(message)
 
     def _file_event(self, request: bytes, event: Event | Failed) -> None:
         if request in self._abandoned:

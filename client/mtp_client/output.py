@@ -5,7 +5,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, TextIO, assert_never
 
 from mtp_client.errors import ClientError
 from mtp_client.mailbox import Event
@@ -57,6 +57,8 @@ class TextOutput(Output):
                 if self._stats:
                     self._err.write(stats_block(event))
                     self._err.flush()
+            case _:
+                assert_never(event)
 
     def failed(self, error: ClientError) -> None:
         self._line.clear()
@@ -166,6 +168,8 @@ def as_json(event: Event) -> dict[str, Any]:
                 "usage": usage,
                 "stats": dict(event.stats),
             }
+        case _:
+            assert_never(event)
 
 
 def _logprobs(entry: TokenLogprobs) -> dict[str, Any]:

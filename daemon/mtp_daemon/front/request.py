@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from mtp_daemon.front.token_log import TokenLog
 from mtp_protocol import engine_messages as e
@@ -98,3 +98,13 @@ class Stream:
                 self._progress = message
             case _:
                 self.ended = True
+
+
+class Audience(Protocol):
+    """The clients, as far as sessions need them."""
+
+    def reply(self, client: bytes, message: ToClient) -> None: ...
+
+    def follow(self, client: bytes, stream: Stream) -> None: ...
+
+    def followed(self, client: bytes) -> int: ...

@@ -9,12 +9,12 @@ Invariants, checked by `integrity.check`:
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Protocol
+from typing import assert_never
 
 from mtp_daemon.errors import DaemonBug, RequestError, RequestKind
 from mtp_daemon.front.fair_queue import FairQueue
 from mtp_daemon.front.limits import MAX_REQUESTS_PER_CLIENT, Limits
-from mtp_daemon.front.request import Request, Stream, surplus
+from mtp_daemon.front.request import Audience, Request, Stream, surplus
 from mtp_daemon.front.token_log import Run
 from mtp_protocol import client_messages as c
 from mtp_protocol import engine_messages as e
@@ -23,16 +23,6 @@ log = logging.getLogger("mtpd")
 
 # A request that kills its engine this often without getting a token on is not tried again.
 DEATHS_ON_ONE_REQUEST = 3
-
-
-class Audience(Protocol):
-    """The clients, as far as sessions need them."""
-
-    def reply(self, client: bytes, message: c.ToClient) -> None: ...
-
-    def follow(self, client: bytes, stream: Stream) -> None: ...
-
-    def followed(self, client: bytes) -> int: ...
 
 
 class Sessions:
@@ -190,6 +180,8 @@ class Sessions:
                 self._finish(request, request.finished(message, now), now)
             case e.Failed():
                 self._fail(request, message.kind, message.text, now)
+            case _:
+                assert_never(message)
 
     def _cancel(self, request: Request, now: float) -> None:
         if request.state == "ended" or request.cancelled:
