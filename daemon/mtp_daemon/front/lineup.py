@@ -16,6 +16,7 @@ from mtp_daemon.front.errands import Errands
 from mtp_daemon.front.recruit import Recruiter
 from mtp_daemon.front.sessions import Sessions
 from mtp_daemon.front.supervise import Supervisor
+from mtp_daemon.front.totals import Totals
 from mtp_protocol import engine_messages as e
 from mtp_protocol import loader_messages as ld
 from mtp_protocol.errors import ProtocolError
@@ -44,6 +45,7 @@ class Lineup:
         self.facts: dict[str, object] = {}
         self.served = False
         self.bad_messages = 0
+        self.totals = Totals()
         self._region: int | None = None
         self._address: str | None = None
         self._given_up_at: float | None = None
@@ -170,6 +172,7 @@ class Lineup:
                 self._errands.answered(message)
 
     def _engine_says(self, message: e.FromEngine) -> None:
+        self.totals.hear(message)
         match message:
             case e.Ready():
                 self.facts = dict(message.facts)
