@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_daemon.errors import UserError
+from mtp_daemon.front.metrics_port import place_fault
 from mtp_daemon.setting import Owner, Setting, Value
 from mtp_daemon.sizes import pool_fault
 
@@ -25,6 +26,7 @@ SETTINGS: tuple[Setting, ...] = (
     # the service
     Setting("model", str, None, "directory, Hugging Face id in the local cache, or demo", _F, none=True),
     Setting("pool", str, "auto", "memory for experts: 4GiB, 25% of all experts, or auto", _F, check=pool_fault),
+    Setting("pressure", str, "auto", "shrink the pool under memory pressure: auto, off, or a PSI file to watch", _F),
     Setting("context", int, 8192, "longest prompt and answer together, in tokens", ("front", "engine"), 16, 1 << 24),
     Setting("max_tokens", int, 512, "an answer's length when the request names none", _F, 0, 1 << 20),
     Setting("max_queue", int, 64, "requests that may wait; more are refused as busy", _F, 1, 10_000),
@@ -36,6 +38,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("listen", str, None, "also serve at tcp://IP:PORT, to clients whose keys are allowed", _F, none=True),
     Setting("listen_anywhere", bool, False, "let listen be an address of every network, as 0.0.0.0 is", _F),
     Setting("key_dir", str, None, "where mtpd keygen keeps keys (auto: keys, beside the config file)", _F, none=True),
+    Setting("metrics", str, None, "Prometheus text at unix:PATH or 127.0.0.1:PORT (auto: none)", _F, none=True,
+            check=place_fault),
     # supervision
     Setting("start_limit_s", float, 120.0, "a child without a word for so long after its start is hung", _F, 1, 1e5),
     Setting("beat_limit_s", float, 10.0, "a child without a beat for so long is hung", _F, 2, 3600),

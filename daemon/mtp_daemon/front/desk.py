@@ -36,11 +36,13 @@ class Desk:
         status: Callable[[], Mapping[str, Any]],
         shut_down: Callable[[float], None],
         bytes_for: Callable[[str, Geometry], int],
+        want_slots: Callable[[tuple[int, ...]], tuple[int, ...]],
     ) -> None:
         self.bad_messages = 0
         self._model, self._clients, self._sessions = model, clients, sessions
         self._lineup, self._errands = lineup, errands
         self._status, self._shut_down, self._bytes_for = status, shut_down, bytes_for
+        self._want_slots = want_slots
 
     def take(self, client: bytes, message: c.FromClient | ProtocolError, now: float) -> None:
         if not self._clients.admit(client, now):
@@ -74,7 +76,8 @@ class Desk:
             case c.Pin():
                 self._pass_on(client, message.ref, now, lambda ref: ld.Pin(ref, message.experts))
             case c.Resize():
-                slots = self._slots(message.pool)
+                self._lineup.check_loader()
+                slots = self._want_slots(self._slots(message.pool))
                 self._pass_on(client, message.ref, now, lambda ref: ld.Resize(ref, slots))
             case c.Calibrate():
                 raise RequestError("unsupported", "calibration is not built yet: pins and head settings stay as set")

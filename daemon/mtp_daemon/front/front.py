@@ -11,6 +11,7 @@ import zmq
 from mtp_daemon.config import Settings
 from mtp_daemon.errors import DaemonBug, EnvironmentFailure, RequestError, UserError
 from mtp_daemon.front.announce import announcement
+from mtp_daemon.front.child_fds import ChildFds
 from mtp_daemon.front.children_port import ChildrenPort
 from mtp_daemon.front.client_port import ClientPort
 from mtp_daemon.front.clients import Clients
@@ -21,7 +22,10 @@ from mtp_daemon.front.integrity import check
 from mtp_daemon.front.limits import limits_of
 from mtp_daemon.front.lineup import Lineup
 from mtp_daemon.front.listen import listener_of
+from mtp_daemon.front.metrics_feed import MetricsFeed
 from mtp_daemon.front.pool_budget import PoolBudget
+from mtp_daemon.front.pool_size import PoolSize
+from mtp_daemon.front.pressure_source import pressure_source
 from mtp_daemon.front.recruit import Program, Recruiter, python_module
 from mtp_daemon.front.run_lock import RunLock
 from mtp_daemon.front.sessions import Sessions
@@ -73,15 +77,17 @@ class Front:
         budget = PoolBudget(settings, model)
         recruiter = Recruiter(settings, model, lock.sockets, logs, program)
         self._lineup = Lineup(recruiter, self._children, self._sessions, self._errands, budget.layout)
+        self._pool_size = PoolSize(self._lineup, pressure_source(settings.pressure))
         self._desk = Desk(
             str(model), self._clients, self._sessions, self._lineup, self._errands,
-            self._status, self._drain, budget.nbytes,
+            self._status, self._drain, budget.nbytes, self._pool_size.want,
         )  # fmt: skip
         self._watchdog = Watchdog()
+        self._metrics = MetricsFeed(settings.metrics, self._status, self._lineup.totals)
         self._poller = zmq.Poller()
         for source in (*self._port.sources, self._children.socket, signals.fd):
             self._poller.register(source, zmq.POLLIN)
-        self._polled: set[int] = set()
+        self._child_fds = ChildFds(self._poller)
 
     def run(self) -> None:
         """Until a signal or a client stops it. Raises DaemonError when it cannot start."""
@@ -96,7 +102,7 @@ class Front:
 
     def _turn(self) -> None:
         """What costs something is done when an event or a deadline asks for it: tokens pass through in between."""
-        self._poll_children_fds()
+        self._child_fds.watch(self._lineup.children)
         wait_s = self._wait_s()
         events = dict(self._poller.poll(int(wait_s * 1000) + 1))
         now = self._clock.tick(wait_s)
@@ -110,7 +116,7 @@ class Front:
         if any(source in events for source in self._port.sources):
             self._read_clients(now)
         look = now >= self._look_at
-        if look or self._polled & events.keys() or self._wait_s() == 0.0:
+        if look or self._child_fds.woke(events) or self._wait_s() == 0.0:
             self._look_after_children(now)
         if look:
             self._look_at = now + _LOOK_S
@@ -118,6 +124,8 @@ class Front:
             self._sessions.expire(now)
             self._errands.expire(now)
             self._watchdog.look(self._lineup, busy=self._sessions.busy, serving=self._phase == "serving")
+            self._pool_size.look(now)
+            self._metrics.look(now)
             self._check()
         self._retry_s = self._clients.pump(now)
         if look or self._phase != "serving" or self._signals.count > self._stops_seen:
@@ -145,19 +153,6 @@ class Front:
         waits = [t - self._clock.now for t in deadlines if t is not None]
         waits += [_LOOK_S] + ([self._retry_s] if self._retry_s is not None else [])
         return max(0.0, min(waits))
-
-    def _poll_children_fds(self) -> None:
-        """Deaths and output of the children that live now."""
-        wanted: set[int] = set()
-        for child in self._lineup.children:
-            if child.process is not None:
-                wanted.update(fd for fd in (child.process.output_fd,) if fd is not None)
-                wanted.update(() if child.exit_seen else (child.process.exit_fd,))
-        for fd in self._polled - wanted:
-            self._poller.unregister(fd)
-        for fd in wanted - self._polled:
-            self._poller.register(fd, zmq.POLLIN)
-        self._polled = wanted
 
     def _read_clients(self, now: float) -> None:
         for _ in range(_CLIENT_MESSAGES):
@@ -228,6 +223,7 @@ class Front:
         for child in self._lineup.children:
             child.end()
         self._lineup.close()
+        self._metrics.close()
         self._clients.pump(self._clock.now)
         self._port.close()
         self._children.close()
@@ -242,6 +238,8 @@ class Front:
             "tcp": None if (curve := self._port.curve) is None else {"at": curve.address, "refused": curve.refused},
             "running_s": round(self._clock.now, 3),
             "stopped_s": round(self._clock.stopped_s, 3),
+            "pressure": {"level": self._pool_size.level.name.lower(), "slots": self._pool_size.slots},
+            "metrics": self._metrics.at,
             "bad_messages": self._desk.bad_messages,
             "broken_invariant": self._broken,
             **service_status(self._lineup, self._sessions, self._clients),

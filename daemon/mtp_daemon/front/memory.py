@@ -34,17 +34,22 @@ def memory_now() -> Memory:
 def _cgroup_limits() -> list[tuple[int, int]]:
     """`(limit, used)` of each control group (v2) above us that has a limit; none on other systems."""
     found = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        line = next(x for x in Path("/proc/self/cgroup").read_text().splitlines() if x.startswith("0::"))
-        group = _CGROUP / line[3:].lstrip("/")
-        for directory in (group, *group.parents):
-            if not directory.is_relative_to(_CGROUP):
-                break
-            with contextlib.suppress(OSError, ValueError):
-                limit = (directory / "memory.max").read_text().strip()
-                if limit != "max":
-                    found.append((int(limit), int((directory / "memory.current").read_text())))
+    for directory in cgroup_directories():
+        with contextlib.suppress(OSError, ValueError):
+            limit = (directory / "memory.max").read_text().strip()
+            if limit != "max":
+                found.append((int(limit), int((directory / "memory.current").read_text())))
     return found
+
+
+def cgroup_directories() -> list[Path]:
+    """Our own control group (v2) and those above it, the innermost first; none on other systems."""
+    try:
+        line = next(x for x in Path("/proc/self/cgroup").read_text().splitlines() if x.startswith("0::"))
+    except (OSError, StopIteration):
+        return []
+    group = _CGROUP / line[3:].lstrip("/")
+    return [directory for directory in (group, *group.parents) if directory.is_relative_to(_CGROUP)]
 
 
 def dense_bytes(model: Path, geometry: Geometry) -> int:

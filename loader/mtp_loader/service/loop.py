@@ -63,7 +63,7 @@ class LoaderLoop:
         self._service = PoolService(reader.source.geometry, settings, model, self._threads, self._experts.send)
         self._service.on_resized = self._resized
         self._layout: PoolLayout | None = None  # announced; its region may still be on its way
-        self._resize_ref = 0
+        self._resize_refs: list[int] = []  # a later resize may overtake one under way: both are answered by the end
         self._dead = -1  # engines up to this epoch are dead
         self._beats = 0
         self._next_beat = time.monotonic()
@@ -141,12 +141,15 @@ class LoaderLoop:
         return self._service.open
 
     def _resize(self, ref: int, slots: tuple[int, ...]) -> None:
-        self._resize_ref = ref
+        self._resize_refs.append(ref)
         if (reason := self._service.resize(slots)) is not None:
+            self._resize_refs.remove(ref)
             self._front.send(Failed("bad_request", reason, ref))
 
     def _resized(self, limits: tuple[int, ...]) -> None:
-        self._front.send(Resized(self._resize_ref, limits))
+        for ref in self._resize_refs:
+            self._front.send(Resized(ref, limits))
+        self._resize_refs.clear()
 
     def _map_region(self) -> None:
         """Maps a region once both its descriptor and its layout are here."""
