@@ -1,5 +1,6 @@
 """A real loader process and a scripted engine: what is asked for arrives, with the source's bytes, at any pool size."""
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +9,8 @@ import pytest
 
 from mtp_loader.store.packing.pack import pack
 from mtp_loader.store.packing.settings import PackSettings
-from mtp_protocol.expert_messages import FillFailed, Need, Released, Used, Welcome
-from mtp_protocol.loader_messages import Failed, Geometry, Pin, Pinned, Resize, Resized, Stats, StatsRequest
+from mtp_protocol.expert_messages import FillFailed, Hint, Need, Released, Used, Welcome
+from mtp_protocol.loader_messages import Failed, Geometry, Pin, Pinned, Ready, Resize, Resized, Stats, StatsRequest
 from support.checkpoints import Head, make_checkpoint
 from support.loader_process import ScriptedEngine, ScriptedFront, scripted_front
 
@@ -211,3 +212,50 @@ def test_pins_stay_and_a_smaller_pool_moves_out_of_its_tail(front: ScriptedFront
     assert all(slot < 5 for slot in engine.where.values())
     front.send(Resize(5, (500,)))
     assert "slots" in front.await_message(Failed).text
+
+
+def test_pins_from_a_file_are_loaded_before_anyone_asks(front: ScriptedFront, tmp_path: Path) -> None:
+    """What calibration wrote is held from the start; a file for another checkpoint pins nothing."""
+    file = tmp_path / "pins.json"
+    file.write_text(json.dumps({"fingerprint": front.source.geometry.fingerprint, "experts": [[1, 2], [2, 5]]}))
+    front.settings["pins"] = str(file)
+    engine = ScriptedEngine(front, front.start(12))
+    engine.greet()
+    while not {(1, 2), (2, 5)} <= engine.where.keys():
+        engine.receive()
+    assert front.slot_is(1, 2, engine.where[1, 2]) and front.slot_is(2, 5, engine.where[2, 5])
+    file.write_text(json.dumps({"fingerprint": "of another", "experts": [[1, 2]]}))
+    front.kill()
+    front.start(12)
+    assert front.await_fact("pinned", lambda n: True)["pinned"] == 0
+    assert "another checkpoint" in front.errors.read_text()
+
+
+def test_everything_at_once_ends_with_the_right_bytes(front: ScriptedFront) -> None:
+    """D4: waves, prefetches, pins and resizes together; every slot that is read holds what it should."""
+    front.settings |= {"prefetch": True, "reserve": 2}
+    engine = ScriptedEngine(front, front.start(12))
+    engine.greet()
+    rng = random.Random(8)
+    for ref in range(12):
+        front.send(Resize(ref, (rng.choice([4, 6, 9, 12]),)))
+        front.send(Pin(100 + ref, tuple((rng.randrange(LAYERS), rng.randrange(EXPERTS)) for _ in range(3))))
+        engine.send(Hint(ref, tuple((y, ((rng.randrange(EXPERTS), 0.9),)) for y in range(LAYERS))))
+        random_waves(front, engine, 3, seed=ref)
+    facts = front.await_fact("filling", lambda n: n == 0)
+    assert facts["resident"] + facts["recalled"] + facts["free"] <= 12
+    assert front.process is not None and front.process.poll() is None
+
+
+def test_another_region_takes_the_place_of_the_first(front: ScriptedFront) -> None:
+    """A resize on macOS: a new pool of another generation, into which nothing is taken over but the engine's trust."""
+    engine = ScriptedEngine(front, front.start(6))
+    engine.greet()
+    engine.fetch(0, (0, 1))
+    front.replace_pool(slots=10)
+    front.await_message(Ready)
+    engine.send(Need(99, 0, (2,), ()))  # the engine has not dropped its map: nothing is written
+    engine.socket.poll(300)
+    assert engine.greet() == Welcome((), 2)
+    engine.ticket = 100
+    random_waves(front, engine, 10, seed=4)

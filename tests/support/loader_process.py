@@ -87,6 +87,18 @@ class ScriptedFront:
         send_region(self.lifeline, self.layout.generation, self.layout.nbytes, self.fd)
         self.send(Pool(self.layout))
 
+    def replace_pool(self, slots: int) -> None:
+        """A region of the next generation for the running loader."""
+        assert self.layout is not None
+        self.pool.close()
+        os.close(self.fd)
+        banks = self.source.geometry.banks
+        nbytes = slots * sum(b.slot_bytes for b in banks)
+        self.layout = make_layout(self.source.geometry, nbytes, self.layout.generation + 1)
+        self.fd = create_region(self.layout.nbytes)
+        self.pool = mmap.mmap(self.fd, self.layout.nbytes, prot=mmap.PROT_READ)
+        self.give_pool()
+
     def send(self, message: FromFront) -> None:
         self.router.send_multipart([f"loader-{self.epoch}".encode(), front_codec.encode(message)])
 

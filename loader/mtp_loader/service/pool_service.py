@@ -16,7 +16,9 @@ from mtp_loader.pool.expert_reader import Place
 from mtp_loader.pool.readers import FillResult, ReaderThreads
 from mtp_loader.pool.region import PoolRegion
 from mtp_loader.pool.slots import SlotTable
+from mtp_loader.service.books import check_books
 from mtp_loader.service.ledger import RequestLedger, Weighing, weighed_events
+from mtp_loader.service.pins import read_pins
 from mtp_loader.service.settings import LoaderSettings
 from mtp_loader.service.watch import Watch
 from mtp_protocol.expert_messages import (
@@ -53,6 +55,7 @@ class PoolService:
         self.failures = 0
         self.on_resized: Callable[[tuple[int, ...]], None] = lambda limits: None
         self.watch = Watch(geometry, settings, model, lambda: self.table)
+        self._pins = read_pins(settings.pins, geometry) if settings.pins is not None else ()
         self._region: PoolRegion | None = None
         self._table: SlotTable | None = None
         self._engine: int | None = None
@@ -61,14 +64,14 @@ class PoolService:
 
     @property
     def table(self) -> SlotTable:
-        if self._table is None:
-            raise LoaderBug("there is no pool yet")
+        """Of the present pool; only while `open`."""
+        assert self._table is not None
         return self._table
 
     @property
     def region(self) -> PoolRegion:
-        if self._region is None:
-            raise LoaderBug("there is no pool yet")
+        """The present pool; only while `open`."""
+        assert self._region is not None
         return self._region
 
     @property
@@ -92,6 +95,7 @@ class PoolService:
         )
         if self._engine is not None:
             self._table.engine_up(self._engine)
+        self._table.pin(self._pins)
         self.ledger = RequestLedger()
         self.bytes_read = 0
         if old is not None:
@@ -158,7 +162,8 @@ class PoolService:
             self._record(event)
         if any(isinstance(bank.policy, Weighing) for bank in self.table.banks):
             for event in weighed_events(used):
-                if (bank := self.table.bank_of(event.layer)) is not None and isinstance(bank.policy, Weighing):
+                bank = self.table.bank_of(event.layer)
+                if bank is not None and isinstance(bank.policy, Weighing):
                     bank.policy.weigh(event)
         self.watch.on_used(used)
         self.watch.pump()
@@ -172,6 +177,7 @@ class PoolService:
 
     def pin(self, experts: tuple[tuple[int, int], ...]) -> int:
         """See `SlotTable.pin`."""
+        self._pins = experts
         pinned = self.table.pin(experts)
         self.carry_out()
         return pinned
@@ -246,16 +252,4 @@ class PoolService:
         self.carry_out()
         if self.table.idle and self.ledger.requests != self._checked_at:
             self._checked_at = self.ledger.requests
-            self.check_integrity()
-
-    def check_integrity(self) -> None:
-        """The slot table's books and ours: requests, hits, misses and bytes. Raises LoaderBug."""
-        self.table.check_integrity()
-        if self.ledger.open_requests < 0:
-            raise LoaderBug("the engine reports more hits and misses than requests it told of")
-        expected = 0
-        for bank in self.table.banks:
-            c = bank.counters
-            expected += (c.misses + c.prefetches - c.failed - c.cancelled) * self.geometry.banks[bank.bank].source_bytes
-        if self.table.idle and self.bytes_read != expected:
-            raise LoaderBug(f"{self.bytes_read} bytes were read, misses and prefetches make {expected}")
+            check_books(self.table, self.ledger, self.geometry, self.bytes_read)
