@@ -22,6 +22,7 @@ _SHARPNESS = 4.0
 _AFTER = np.array([1.0, 0.5, 0.25, 0.125], dtype=np.float32)
 _RATE = 0.05
 _STEEPEST = 10.0
+_START = (0.0, 0.7, 0.0, 0.0, 0.7)
 _PHASE = 1.0
 _UNSEEN = -8.0
 _WIDTH = 64
@@ -120,7 +121,7 @@ class Forecast:
     """
 
     def __init__(self) -> None:
-        self._weights = np.array([0.0, 1.0, 0.0, 0.0, 0.0])
+        self._weights = np.array(_START)
         self._squares = np.full(_FEATURES, 0.1)
         self._layers: dict[int, _Layer] = {}
         self._ids: list[int] = []

@@ -55,13 +55,18 @@ class S3Fifo:
 
     def victims(self, n: int, protected: Container[int]) -> list[int]:
         small = self._walk_small(n, protected)
-        main = self._walk_main(n, protected)
+        main: list[int] | None = None  # walked only when it is its turn: it may be long
         found: list[int] = []
         held, total = len(self._small), len(self._small) + len(self._main)
-        while len(found) < n and (small or main):
-            from_small = bool(small) and (held > _SMALL_SHARE * total or not main)
-            found.append(small.pop(0) if from_small else main.pop(0))
-            held -= from_small
+        while len(found) < n:
+            if small and held > _SMALL_SHARE * total:
+                found.append(small.pop(0))
+                held -= 1
+            else:
+                main = self._walk_main(n, protected) if main is None else main
+                if not (main or small):
+                    break
+                found.append((main or small).pop(0))
             total -= 1
         return found
 

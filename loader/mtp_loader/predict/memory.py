@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def save(predictor: Predictor, fingerprint: str, path: Path) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            np.savez(file, **arrays)  # type: ignore[arg-type]
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -37,9 +38,9 @@ def load(predictor: Predictor, fingerprint: str, path: Path) -> str | None:
     if not path.exists():
         return f"no statistics at {path} yet"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             stored = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         return f"statistics in {path} are not readable and are ignored ({error})"
     if stored.get("version", np.array(0)).tolist() != _VERSION:
         return f"statistics in {path} are of another version and are ignored"
