@@ -148,16 +148,29 @@ def _routing(path: Path) -> list[list[tuple[Any, Any]]]:
     return results
 
 
-def test_needs_tell_of_the_layers_that_passed(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """The loader's policy sees every layer of a forward once: in a Need, or passed in the next one's list."""
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_needs_and_used_tell_of_every_layer_once_and_in_order(
+    share: float, tmp_path: Path, serve: Callable[..., Any]
+) -> None:
+    """The loader's policy sees each layer of each forward exactly once: in a Need's events, or past `told` in Used."""
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", quant="q4g64")
-    served = serve(path, 0.5)
-    streamed_logits(served, [[5], [9], [5], [9]])
-    for need in served.loader.needs:
-        layers = [layer for layer, _ in need.passed]
-        assert layers == sorted(layers) and all(layer < need.layer for layer in layers)
-        assert need.tokens == 1 and all(len(experts) == 2 for _, experts in need.passed)
-    assert any(n.passed for n in served.loader.needs)
+    served = serve(path, share)
+    chunks = [[5], [9], [5], [9], [5, 9, 200, 17] * 4, [5]]
+    streamed_logits(served, chunks)
+    until = time.monotonic() + 20
+    while len(served.loader.used) < len(chunks):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    want = [
+        (layer, len(used.tokens), tuple(sorted({e for row in ids for e in row})))
+        for used in served.loader.used
+        for layer, ids, _ in used.routing[: used.told]
+    ]
+    assert [event for need in served.loader.needs for event in need.events] == want
+    assert all(len(used.routing) == 3 for used in served.loader.used)
+    firsts = [n for n in served.loader.needs if n.events]
+    assert all(n.events[-1][0] == n.layer and set(n.experts) <= set(n.events[-1][2]) for n in firsts)
+    assert len(firsts) < len(served.loader.needs) if share == 0.0 else len(firsts) == len(served.loader.needs)
     assert served.stream.stats.demands == len(served.loader.needs)
 
 

@@ -12,6 +12,7 @@ from mtp_daemon.engine.errors import EngineBug, EngineError, ExpertUnreadable, L
 from mtp_daemon.engine.loader_life import LoaderDead, LoaderUp
 from mtp_daemon.engine.loader_socket import LoaderSocket
 from mtp_daemon.engine.residency import ABSENT, Residency
+from mtp_daemon.engine.routing import Ran
 from mtp_daemon.engine.stream_stats import StreamStats
 from mtp_protocol.expert_messages import (
     Bye,
@@ -27,8 +28,6 @@ from mtp_protocol.expert_messages import (
     Used,
     Welcome,
 )
-
-Passed = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class ExpertLink:
 
     # -- demands ---------------------------------------------------------------------------------------------------
 
-    def ask(self, layer: int, experts: Sequence[int], *, tokens: int = 1, passed: Passed = ()) -> Demand:
+    def ask(self, layer: int, experts: Sequence[int], *, tokens: int = 1, events: tuple[Ran, ...] = ()) -> Demand:
         """Demand experts of one layer; those that arrived since the caller looked are not asked for.
 
         Slots that graphs read now (the caller marked this wave's hits) are held: the loader takes none of them.
@@ -114,7 +113,7 @@ class ExpertLink:
         self._note_arrivals(demand, experts)
         if demand.missing:
             self._stats.demands += 1
-            self._send_need(demand, passed)
+            self._send_need(demand, events)
         return demand
 
     def collect(self, demand: Demand) -> list[int]:
@@ -159,12 +158,13 @@ class ExpertLink:
                 self._send_need(demand)
                 retry = time.monotonic() + self._limits.retry_s
 
-    def _send_need(self, demand: Demand, passed: Passed = ()) -> None:
+    def _send_need(self, demand: Demand, events: tuple[Ran, ...] = ()) -> None:
         self.release()  # the loader may be waiting for these very slots; nothing it says would wake us for them
         self._ticket += 1
         demand.tickets.add(self._ticket)
         held = self._residency.held(demand.layer)
-        need = Need(self._ticket, demand.layer, tuple(sorted(demand.missing)), held, passed, demand.tokens)
+        experts = tuple(sorted(demand.missing))
+        need = Need(self._ticket, demand.layer, experts, held, tokens=demand.tokens, events=events)
         self._socket.send(need)
 
     def _note_arrivals(self, demand: Demand, experts: Iterable[int]) -> None:

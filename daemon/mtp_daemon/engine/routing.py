@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from mtp_daemon.engine.stream_stats import StreamStats
 from mtp_protocol.expert_messages import Used
 
+Ran = tuple[int, int, tuple[int, ...]]
+"""One layer of one forward: layer, tokens, distinct experts."""
+
 PROMPT = 0
 DECODE = 1
 # A prompt's chunk may carry thousands of tokens; the loader learns of its last ones (its Needs tell it of the others).
@@ -35,7 +38,7 @@ class Forward:
     phase: int
     tokens: Sequence[int]  # may be known only once they are computed: read at the report, their number before
     layers: list[LayerRouting] = field(default_factory=list)
-    told: int = 0  # layers that a Need has told the loader of
+    told: int = 0  # how many layers, from the first, a Need has told the loader of
     hits: int = 0
     misses: int = 0
 
@@ -47,11 +50,16 @@ class Forward:
         stats.misses += missed
         stats.unions[len(self.tokens)][distinct] += 1
 
-    def passed(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Distinct experts of the layers since the last Need. Their ids have been computed: a later layer's are."""
+    def untold(self) -> list[Ran]:
+        """The layers that no Need has told of, from now on told. Their ids have been computed: a later layer's are."""
         layers = self.layers[self.told :]
         self.told = len(self.layers)
-        return tuple((y.layer, tuple(np.unique(_host(y.ids)).tolist())) for y in layers)
+        return [(y.layer, len(self.tokens), tuple(np.unique(_host(y.ids)).tolist())) for y in layers]
+
+    def tell_next(self, layer: int, experts: Sequence[int]) -> Ran:
+        """The layer that runs now is told of by the Need that it sends, before it is built."""
+        self.told = len(self.layers) + 1
+        return layer, len(self.tokens), tuple(experts)
 
     def used(self, stats: StreamStats) -> Used:
         """The report. Reads arrays that are not evaluated yet, if any."""
@@ -67,7 +75,9 @@ class Forward:
             if y.weights is not None:
                 weights = y.weights.reshape(-1, top_k)[-rows:].tolist()
             routing.append((y.layer, tuple(map(tuple, last)), tuple(map(tuple, weights))))
-        return Used(self.step, self.phase, tuple(self.tokens)[-rows:], tuple(routing), self.hits, self.misses)
+        return Used(
+            self.step, self.phase, tuple(self.tokens)[-rows:], tuple(routing), self.hits, self.misses, self.told
+        )
 
 
 def distinct(ids: NDArray[Any]) -> int:

@@ -20,7 +20,7 @@ from mtp_daemon.engine.loader_life import LoaderLife
 from mtp_daemon.engine.loader_socket import LoaderSocket
 from mtp_daemon.engine.pool_view import PoolView
 from mtp_daemon.engine.residency import Residency
-from mtp_daemon.engine.routing import DECODE, PROMPT, Forward, LayerRouting, distinct
+from mtp_daemon.engine.routing import DECODE, PROMPT, Forward, LayerRouting, Ran, distinct
 from mtp_daemon.engine.stream_stats import StreamStats
 from mtp_daemon.engine.verify import SlotVerifier
 from mtp_protocol.expert_messages import Hello
@@ -194,6 +194,12 @@ class ExpertStream:
         if self._now is None:
             raise EngineBug("a layer ran outside `forward`")
         return self._now
+
+    def events(self, layer: int, experts: Sequence[int]) -> tuple[Ran, ...]:
+        """Every layer that ran since the last Need, earlier forwards' included, and last the one that runs now."""
+        now = self.now
+        ran = [event for forward in (*self._unreported, now) for event in forward.untold()]
+        return (*ran, now.tell_next(layer, experts))
 
     def device_table(self, layer: int) -> mx.array | None:
         """Slot of every expert, `[experts]` uint32, where all of them are resident; its slots count as read."""

@@ -77,7 +77,7 @@ def gather_in_waves(
     distinct = np.unique(ids)
     slots = residency.table(layer)[distinct]
     hits, todo = distinct[slots != ABSENT], distinct[slots == ABSENT].tolist()
-    missed, tokens, passed = len(todo), ids.size // ids.shape[-1], stream.now.passed()
+    missed, tokens, events = len(todo), ids.size // ids.shape[-1], stream.events(layer, distinct.tolist())
     residency.read(layer, slots[slots != ABSENT])
     size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
     waiting = len(hits) + size <= residency.capacity(layer)
@@ -89,8 +89,8 @@ def gather_in_waves(
         wave, todo = todo[:size], todo[size:]
         stream.stats.waves += 1
         mark = residency.next_mark()
-        demand = link.ask(layer, wave, tokens=tokens, passed=passed)
-        passed = ()
+        demand = link.ask(layer, wave, tokens=tokens, events=events)
+        events = ()  # told once, by the first wave
         if waiting:
             mx.async_eval(beside)  # type: ignore[no-untyped-call]
             rows.compute(hits)
