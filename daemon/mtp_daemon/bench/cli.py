@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from mtp_daemon.errors import DaemonError
+from mtp_loader.errors import LoaderError
 
 COMMANDS = {
     "synth": "write a checkpoint of any size whose routing follows a plan",
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     try:
         code: int = args.run(args)
-    except DaemonError as error:
+    except (DaemonError, LoaderError) as error:
         print(f"mtp-bench: {error}", file=sys.stderr)
         return error.exit_code
     return code

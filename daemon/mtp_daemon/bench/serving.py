@@ -13,9 +13,10 @@ from typing import Any
 from mtp_client.client import Client
 from mtp_client.errors import ClientError
 from mtp_daemon.errors import EnvironmentFailure
-from mtp_protocol.client_messages import Failed, Finished, Tokens
+from mtp_protocol.client_messages import Finished, Tokens
 
 READY_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,14 @@ class Service:
         events = self.client.generate(
             prompt_ids=tuple(ids), max_tokens=n, raw=True, speculation=speculation, depth=depth
         )
-        for event in events:
-            if isinstance(event, Tokens):
-                got += event.ids
-            elif isinstance(event, Finished):
-                return Served(got, dict(event.stats))
-            elif isinstance(event, Failed):
-                raise EnvironmentFailure(f"the service could not answer: {event.text}")
+        try:
+            for event in events:
+                if isinstance(event, Tokens):
+                    got += event.ids
+                elif isinstance(event, Finished):
+                    return Served(got, dict(event.stats))
+        except ClientError as error:
+            raise EnvironmentFailure(f"the service could not answer: {error}") from error
         raise EnvironmentFailure("the answer ended without a word")
 
 
@@ -62,12 +64,17 @@ def serving(model: Path, *flags: str) -> Iterator[Service]:
             with _connect(daemon, run) as client:
                 yield Service(client, daemon.pid, run / "log")
         finally:
-            daemon.terminate()
-            try:
-                daemon.wait(30)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            end(daemon)
+
+
+def end(daemon: "subprocess.Popen[bytes]") -> None:
+    """Stop a service that we started: asked first, killed where that does not help."""
+    daemon.terminate()
+    try:
+        daemon.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait(STOP_TIMEOUT_S)
 
 
 def _connect(daemon: "subprocess.Popen[bytes]", run: Path) -> Client:
