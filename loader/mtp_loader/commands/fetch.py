@@ -5,12 +5,11 @@ Afterwards the id can be given wherever a model is asked for. Interrupted downlo
 
 import argparse
 import os
-import re
 
 from mtp_loader.errors import BadRequest, EnvironmentFailure
+from mtp_loader.store.resolve import HUB_ID
 
 _PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja", "LICENSE*"]
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See `mtp_loader.cli.Command`."""
-    if not _ID.fullmatch(args.id):
+    if not HUB_ID.fullmatch(args.id):
         raise BadRequest(f"{args.id}: not a Hugging Face id (owner/name)")
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise EnvironmentFailure("HF_HUB_OFFLINE is set, which forbids downloads; unset it to fetch a model")

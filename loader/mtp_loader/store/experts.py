@@ -19,6 +19,8 @@ from mtp_loader.store.planes import PLANE_NAMES, PlaneSource, make_plane
 from mtp_loader.store.safetensors import Tensor
 from mtp_protocol.geometry import Dtype
 
+# What configs call the number of experts a layer has.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 Form = Literal["stacked", "per_expert", "fused", "interleaved"]
 _ALIASES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

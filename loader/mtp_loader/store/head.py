@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_loader.errors import DamagedCheckpoint
-from mtp_loader.store.experts import ExpertLayer, recognise
+from mtp_loader.store.experts import EXPERT_COUNTS, ExpertLayer, recognise
 from mtp_loader.store.files import Checkpoint, merge, read_checkpoint, sidecar_headers
 from mtp_loader.store.head_tensors import infer_dense, norms_are_centred, require_complete
 from mtp_loader.store.index import PackedIndex, is_packed, read_index
@@ -136,7 +136,7 @@ def packed_head(index: PackedIndex) -> HeadFound | HeadMissing:
 def _found(
     where: str, tensors: Mapping[str, Tensor], headers: tuple[Header, ...], checkpoint: Checkpoint | None
 ) -> HeadFound:
-    declared = checkpoint.size("num_experts", "num_local_experts", "n_routed_experts") if checkpoint else None
+    declared = checkpoint.size(*EXPERT_COUNTS) if checkpoint else None
     layers = recognise(tensors, declared)
     used = {name for layer in layers.values() for name in layer.names}
     dense = {name: t for name, t in tensors.items() if name not in used}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mtp_loader.errors import DamagedCheckpoint, NotStreamable
-from mtp_loader.store.experts import ExpertLayer, layer_number, recognise
+from mtp_loader.store.experts import EXPERT_COUNTS, ExpertLayer, layer_number, recognise
 from mtp_loader.store.files import Checkpoint, is_tower
 from mtp_loader.store.head import is_head_tensor
 from mtp_loader.store.index import PackedIndex, PackedLayer
@@ -14,7 +14,6 @@ from mtp_loader.store.quantisation import Part, infer_experts
 from mtp_loader.store.safetensors import Tensor
 from mtp_protocol.geometry import Plane, Quantisation
 
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_KS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
 _MAX_DEPTH = 10_000  # mlx-lm would build a module for each that a hostile config claims
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mtp_loader.errors import NoSuchModel
 
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*")  # in practice a commit's 40 hex digits
 
 
@@ -28,7 +28,7 @@ def resolve_model(name: str) -> Path:
         return path
     if path.exists():
         raise NoSuchModel(f"{name} is a file; give the directory that holds the model's config.json")
-    if not _ID.fullmatch(name) or name.startswith((".", "/", "~")):
+    if not HUB_ID.fullmatch(name) or name.startswith((".", "/", "~")):
         raise NoSuchModel(f"{name}: no such directory, and not a Hugging Face id (owner/name) either")
     snapshot = _cached(hub_cache() / f"models--{name.replace('/', '--')}")
     if snapshot is None:
