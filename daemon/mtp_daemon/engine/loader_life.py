@@ -5,16 +5,9 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
+from mtp_protocol.engine_messages import LoaderDead, LoaderUp
 
-@dataclass(frozen=True)
-class LoaderUp:
-    epoch: int
-    address: str
-
-
-@dataclass(frozen=True)
-class LoaderDead:
-    epoch: int
+__all__ = ["LoaderDead", "LoaderLife", "LoaderUp", "Stopping"]
 
 
 @dataclass(frozen=True)

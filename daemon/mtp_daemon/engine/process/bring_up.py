@@ -18,7 +18,7 @@ from mtp_daemon.engine.process.mailbox import Activity, Mailbox
 from mtp_daemon.engine.process.serving import Serving
 from mtp_daemon.engine.process.settings import EngineSettings
 from mtp_daemon.engine.stream import ExpertStream, StreamSettings
-from mtp_daemon.engine.text import load_vocabulary
+from mtp_daemon.engine.text import Vocabulary, load_vocabulary
 from mtp_daemon.engine.verify import SlotVerifier
 from mtp_loader.store.open import open_source
 from mtp_protocol.engine_messages import Pool
@@ -42,19 +42,9 @@ def bring_up(
     """
     backend = use_device()
     pool, region_fd = mailbox.wait_for_pool(POOL_S)
+    verifier = _verifier(model, settings, pool, region_fd)
     stream = ExpertStream(
-        context,
-        mailbox.life,
-        epoch,
-        pool.geometry,
-        pool.layout,
-        region_fd,
-        StreamSettings(
-            hints_ahead=settings.hints_ahead,
-            verify_slots=settings.verify_slots,
-            limits=Limits(loader_s=settings.loader_limit_s),
-        ),
-        _verifier(model, settings, pool, region_fd),
+        context, mailbox.life, epoch, pool.geometry, pool.layout, region_fd, _stream_settings(settings), verifier
     )
     stats = stream.stats
     # What moves within one step: a layer's read, and, while dense weights load, the memory they take.
@@ -68,23 +58,35 @@ def bring_up(
     activity.busy = True
     hidden, hidden_why = choose_hidden(loaded, stream, head.head, vocabulary, model, settings)
     target = Target(loaded.trunk, stream, head.head, head.why, hidden)
-    longest = loaded.facts["context"]
+    longest = loaded.facts["context"] or settings.context
     facts = {
         **loaded.facts,
-        "adapter": _unadapted(loaded),
+        **_facts(loaded, head, vocabulary),
         "backend": backend,
-        "context": longest or settings.context,
-        "mtp": head.head is not None,
-        "mtp_why": head.why if head.head is None else "",
+        "context": longest,
         "hidden": hidden,
         "hidden_why": hidden_why,
+    }
+    controller = make_controller(settings.depth, loaded.facts["model_type"])
+    context_tokens = min(settings.context, longest)
+    return Serving(settings, target, stream, vocabulary, context_tokens, controller, facts), pool.layout.generation
+
+
+def _facts(loaded: Loaded, head: LoadedHead, vocabulary: Vocabulary) -> dict[str, Any]:
+    """What status and limits need to know of model, head and tokenizer, beside what loading told."""
+    return {
+        "adapter": _unadapted(loaded),
+        "mtp": head.head is not None,
+        "mtp_why": head.why if head.head is None else "",
         "chat_template": vocabulary.chat_template,
         "eos": sorted(vocabulary.eos),
         "vocabulary": vocabulary.size,
     }
-    controller = make_controller(settings.depth, loaded.facts["model_type"])
-    context_tokens = min(settings.context, longest or settings.context)
-    return Serving(settings, target, stream, vocabulary, context_tokens, controller, facts), pool.layout.generation
+
+
+def _stream_settings(settings: EngineSettings) -> StreamSettings:
+    limits = Limits(loader_s=settings.loader_limit_s)
+    return StreamSettings(hints_ahead=settings.hints_ahead, verify_slots=settings.verify_slots, limits=limits)
 
 
 def _verifier(model: Path, settings: EngineSettings, pool: Pool, region_fd: int) -> SlotVerifier | None:

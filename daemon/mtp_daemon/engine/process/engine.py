@@ -85,9 +85,7 @@ def _idle(serving: Serving, mailbox: Mailbox) -> None:
     """Recalls and a loader's rise or death are answered between requests too."""
     try:
         serving.stream.idle(mailbox.wakeup_fd, IDLE_S)
-    except EngineBug:
-        raise
-    except EngineStopping:
+    except (EngineBug, EngineStopping):
         raise
     except EngineError as error:
         log.warning("while idle: %s", error)  # the next request meets the same trouble and is answered with it

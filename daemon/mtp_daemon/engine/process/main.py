@@ -54,7 +54,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lifeline", type=int, required=True, help="descriptor of the socket to the front")
     parser.add_argument("--front", required=True, help="the front's ZeroMQ address")
     parser.add_argument("--epoch", type=int, required=True)
-    parser.add_argument("--socket-dir", type=Path, required=True)
+    parser.add_argument("--socket-dir", type=Path, help="of the sockets; only the loader binds one there")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--settings", default="{}", help="JSON")
     return parser.parse_args(argv)
