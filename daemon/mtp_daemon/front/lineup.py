@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from typing import assert_never
 
 from mtp_daemon.errors import EnvironmentFailure, RequestError
 from mtp_daemon.front.children_port import ChildrenPort
@@ -170,6 +171,8 @@ class Lineup:
                 self._cannot_go_on(self.loader, message.text, user=message.kind == "bad_request")
             case ld.Failed() | ld.Stats() | ld.Resized() | ld.Pinned():
                 self._errands.answered(message)
+            case _:
+                assert_never(message)
 
     def _engine_says(self, message: e.FromEngine) -> None:
         self.totals.hear(message)
@@ -186,6 +189,8 @@ class Lineup:
                 self._cannot_go_on(self.engine, message.text, user=user)
             case e.Progress() | e.Tokens() | e.Finished() | e.Failed():
                 self._sessions.engine_says(message, self.now)
+            case _:
+                assert_never(message)
 
     def _cannot_go_on(self, child: Supervisor, text: str, *, user: bool) -> None:
         """Before the service was ever ready, what a child says of itself will be true at the next start as well."""
