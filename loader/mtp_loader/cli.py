@@ -15,6 +15,7 @@ COMMANDS = {
     "pack": ("mtp_loader.commands.pack", "make a packed store of a checkpoint: one read an expert, checksummed"),
     "inspect": ("mtp_loader.commands.inspect", "what a model is, what an expert and a token cost, MTP yes or no"),
     "verify": ("mtp_loader.commands.verify", "read a packed store and check every checksum"),
+    "calibrate": ("mtp_loader.commands.calibrate", "find experts worth pinning, and prove it on routing held out"),
     "replay": ("mtp_loader.commands.replay", "try eviction policies and predictors on recorded routing"),
 }
 EXIT_CODES = """\

@@ -79,7 +79,7 @@ def read_recording(path: Path) -> Trace:
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise DamagedCheckpoint(path, f"has a broken entry after forward {len(forwards)}: {error}") from error
     note = "" if whole == path.stat().st_size else "the last entry is cut short and was left out"
-    return Trace(path.name, header["model"], layers, forwards, note)
+    return Trace(path.name, header["model"], layers, forwards, note, header["fingerprint"])
 
 
 def _header(geometry: Geometry, model: str) -> dict[str, Any]:

@@ -37,13 +37,14 @@ class Forward:
 
 @dataclass(frozen=True)
 class Trace:
-    """`note` says what a reader should know: a torn tail, an unusual source."""
+    """`note` says what a reader should know: a torn tail. `fingerprint` is the checkpoint's, where it is known."""
 
     name: str
     model: str
     layers: Mapping[int, LayerFacts]
     forwards: Sequence[Forward]
     note: str = ""
+    fingerprint: str = ""
     events: tuple[Event, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
