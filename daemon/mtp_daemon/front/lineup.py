@@ -119,8 +119,7 @@ class Lineup:
         self._port.drop(child.identity)
         if child is self.loader:
             self._address = None
-            with contextlib.suppress(FileNotFoundError):
-                (self._recruiter.sockets / f"loader-{epoch}.sock").unlink()
+            (self._recruiter.sockets / f"loader-{epoch}.sock").unlink(missing_ok=True)
             self._errands.fail_all(f"the loader died: {why}")
             if self.engine.alive:
                 self._send(self.engine, e.LoaderDead(epoch))
@@ -208,11 +207,8 @@ class Lineup:
                 raise EnvironmentFailure(f"cannot get {self.layout.nbytes} bytes of memory: {error}") from error
             self._give_pool(self.engine)
         elif geometry != self.geometry:
-            self.loader.note_error(
-                "the model's files are not those that the service was started with: stop it and serve again",
-                self.now,
-                fatal=True,
-            )
+            text = "the model's files are not those that the service was started with: stop it and serve again"
+            self.loader.note_error(text, self.now, fatal=True)
             return
         self._give_pool(self.loader)
 
