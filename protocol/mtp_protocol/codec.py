@@ -39,7 +39,7 @@ class Codec(Generic[M]):
         if tag not in self._readers:
             raise ProtocolError("bad_tag", f"{tag} is not a message of this direction")
         try:
-            data: bytes = msgpack.packb([MAJOR, MINOR, tag, _plain(message)])
+            data: bytes = msgpack.packb([MAJOR, MINOR, tag, _body(message)], default=_unpackable)
         except (ValueError, OverflowError, TypeError) as error:  # a lone surrogate, an integer over 64 bits, …
             raise ProtocolError("bad_value", f"{tag} holds a value that cannot travel: {error}") from error
         if len(data) > MAX_MESSAGE_BYTES:
@@ -72,14 +72,17 @@ class _NewerBody(dict[str, Any]):
     """A body from a newer minor version: fields we do not know are ignored."""
 
 
-def _plain(value: Any) -> Any:
+def _body(message: Any) -> dict[str, Any]:
+    return {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+
+
+def _unpackable(value: Any) -> Any:
+    """What MessagePack does not know itself; everything else, tuples too, is packed without a detour over Python."""
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
+        return _body(value)
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    return value
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot travel on the wire")
 
 
 @cache

@@ -71,9 +71,7 @@ class Forward:
                 self.count(stats, distinct(ids), 0)
             top_k = ids.shape[-1]
             last = ids.reshape(-1, top_k)[-rows:].tolist()
-            weights: Any = [[1 / top_k] * top_k] * len(last)
-            if y.weights is not None:
-                weights = y.weights.reshape(-1, top_k)[-rows:].tolist()
+            weights = [[1 / top_k] * top_k] * len(last) if y.weights is None else _rows(y.weights, rows)
             routing.append((y.layer, tuple(map(tuple, last)), tuple(map(tuple, weights))))
         return Used(
             self.step, self.phase, tuple(self.tokens)[-rows:], tuple(routing), self.hits, self.misses, self.told
@@ -83,6 +81,18 @@ class Forward:
 def distinct(ids: NDArray[Any]) -> int:
     """How many experts there are in router ids `[..., K]`; one token's are all different."""
     return ids.size if ids.size == ids.shape[-1] else len(set(ids.ravel().tolist()))
+
+
+def _rows(weights: mx.array, last: int) -> list[list[float]]:
+    """The last rows of `[..., K]` as lists. No cast and no reshape of MLX's: that would be a graph to evaluate."""
+    if weights.dtype != mx.bfloat16:
+        rows: list[list[float]] = _host(weights).reshape(-1, weights.shape[-1])[-last:].tolist()
+        return rows
+    nested: Any = weights.tolist()  # numpy does not know bf16
+    for _ in range(weights.ndim - 2):
+        nested = [row for part in nested for row in part]
+    rows = nested[-last:]
+    return rows
 
 
 def _host(ids: Any) -> NDArray[Any]:
