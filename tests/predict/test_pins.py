@@ -58,12 +58,12 @@ def test_the_hottest_are_counted_by_hand() -> None:
     assert set(hottest(trace, trace.forwards, {0: 30}, 0.1)) <= hot
 
 
-def recording(path: Path, seed: int, hot: int, model: str = "m") -> Path:
+def recording(path: Path, seed: int, hot: int, noise: bool = True) -> Path:
     plane = Plane("gate.weight", "float32", "float32", (4,))
     bank = Bank(0, (plane,), *(Quantisation(),) * 3, tuple(range(LAYERS)))
     geometry = Geometry("f" * 16, "t", True, 1, (bank,), tuple(Layer(y, 0, EXPERTS, 2) for y in range(LAYERS)))
-    recorder = Recorder(path, geometry, model)
-    for forward in forwards(90, seed, hot, noise=True):
+    recorder = Recorder(path, geometry, "m")
+    for forward in forwards(90, seed, hot, noise):
         rows = tuple((e.layer, (tuple(k & 0xFFFF for k in e.keys),), ((0.5, 0.5),)) for e in forward.events)
         recorder.used(Used(forward.step, 1, (1,), rows, 0, 0))
     recorder.close()
@@ -83,7 +83,15 @@ def test_the_command_writes_pins_that_pay(tmp_path: Path, capsys: pytest.Capture
 
 def test_the_command_writes_nothing_that_does_not_pay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pins = tmp_path / "pins.json"
-    options = ["--held-out", str(recording(tmp_path / "b", 2, 9)), "--share", "15", "--policy", "lru", "--json"]
+    options = [
+        "--held-out",
+        str(recording(tmp_path / "b", 2, 21, noise=False)),
+        "--share",
+        "15",
+        "--policy",
+        "lru",
+        "--json",
+    ]
     assert main(["calibrate", str(recording(tmp_path / "a", 1, 5)), *options, "--write", str(pins)]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert not facts["written"] and not facts["pays"]
