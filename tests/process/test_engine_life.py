@@ -3,6 +3,10 @@
 import ast
 import importlib.util
 import json
+import os
+import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -101,6 +105,28 @@ def test_a_new_region_wants_a_fresh_engine(model: Path) -> None:
         send_region(engine.lifeline, engine.layout.generation, engine.layout.nbytes, engine.region_fd)
         engine.send(e.Pool(engine.geometry, engine.layout))
         assert engine.exit_code() == 75
+
+
+def test_a_dead_front_takes_the_engine_along_while_it_imports(tmp_path: Path) -> None:
+    """H1: imports take seconds on a busy machine, for ever on a drive that hangs; the lifeline is watched before."""
+    (tmp_path / "mlx_lm.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-P", "-m", "mtp_daemon.engine", "--lifeline", str(theirs.fileno())]
+    command += ["--front", f"ipc://{tmp_path}/f.sock", "--epoch", "1", "--socket-dir", str(tmp_path)]
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    with subprocess.Popen(
+        [*command, "--model", str(tmp_path)],
+        pass_fds=[theirs.fileno()],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as engine:
+        theirs.close()
+        assert engine.stdout is not None and engine.stdout.readline() == b"importing\n"
+        ours.close()
+        try:
+            assert engine.wait(5.0) == 0
+        finally:
+            engine.kill()
 
 
 @pytest.mark.parametrize("damage", ["other sizes", "settings"])

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -74,7 +74,7 @@ class FrontProcess:
         model = str(self.home / "model")
         return [sys.executable, "-m", "support.front_main", str(self.run_dir), model, json.dumps(self.settings)]
 
-    def wait_ready(self, process: "subprocess.Popen[str] | None" = None) -> "FrontProcess":
+    def wait_ready(self, process: "subprocess.Popen[str] | None" = None) -> Self:
         """Until the front says that it is ready; fails the test with what it said when it ends or takes too long."""
         process = process if process is not None else self.process
         assert process.stdout is not None
@@ -122,7 +122,7 @@ class FrontProcess:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
 
-    def __enter__(self) -> "FrontProcess":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
