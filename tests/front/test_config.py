@@ -120,3 +120,35 @@ def test_pool_sizes_that_are_none(text: str) -> None:
 
 def test_binary_bytes() -> None:
     assert [binary_bytes(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.50 KiB", "5.00 GiB"]
+
+
+TOML_VALUE = (
+    st.booleans().map(lambda b: str(b).lower())
+    | st.integers(-(2**63), 2**63 - 1).map(str)
+    | st.floats().map(repr)
+    | st.text(max_size=20).map(json.dumps)
+    | st.just("[1, 2]")
+    | st.just("{a = 1}")
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([s.name for s in SETTINGS]) | st.text(max_size=12), TOML_VALUE), max_size=4),
+    st.binary(max_size=60),
+    st.booleans(),
+)
+def test_any_file_is_settings_or_named_mistake(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]], noise: bytes, noisy: bool
+) -> None:
+    """Fuzz: whatever the file holds, it gives settings that are in range, or a UserError that names the file."""
+    path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
+    text = "".join(f"{key} = {value}\n" for key, value in lines).encode("utf-8", "surrogatepass")
+    path.write_bytes(text + noise if noisy else text)
+    try:
+        values = read_file(path)
+    except UserError as error:
+        assert str(path) in str(error)
+        return
+    for name, value in values.items():
+        setting = config.BY_NAME[name]
+        assert value is None or setting.read(value) == value

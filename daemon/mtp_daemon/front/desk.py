@@ -49,7 +49,10 @@ class Desk:
             return
         if isinstance(message, ProtocolError):
             self.bad_messages += 1
-            log.warning("client %s sent what is no message: %s", client.hex(), message)
+            # The first of them, then ever fewer: nobody fills our log by sending rubbish.
+            if self.bad_messages <= 16 or self.bad_messages.bit_count() == 1:
+                count = self.bad_messages
+                log.warning("client %s sent what is no message (%d so far): %s", client.hex(), count, message)
             self._clients.reply(client, c.Failed("protocol", str(message)))
             return
         try:

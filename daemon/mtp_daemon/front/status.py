@@ -17,7 +17,8 @@ def service_status(lineup: Lineup, sessions: Sessions, clients: Clients) -> dict
         "experts": dict(lineup.loader.facts),
         "engine_facts": {**lineup.facts, **lineup.engine.facts},
         "queue": {
-            "running": None if sessions.running is None else sessions.running.id.hex(),
+            # Enough to find it in the log. The whole id would let whoever asks cancel it, or read its answer.
+            "running": None if sessions.running is None else sessions.running.id.hex()[:8],
             "running_tokens": 0 if sessions.running is None else len(sessions.running.log),
             "waiting": len(sessions.queue),
             "held": len(sessions.requests),
