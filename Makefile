@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: help demo test test-full check unit bench clean
+.PHONY: help demo test test-full check unit bench soak clean
 
 help:
 	@echo "make demo       set everything up and answer a prompt through the three processes"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-full  the same with every test matrix whole (much longer)"
 	@echo "make check      ruff, mypy and import contracts only"
 	@echo "make bench      the benchmarks; use a quiet machine"
+	@echo "make soak       clients, kills and stops for MINUTES=60; figures and a picture in soak/"
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else f"mtpd needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}. Try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
@@ -39,6 +40,9 @@ test-full: check
 
 bench: $(STAMP)
 	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+soak: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m support.soak --minutes $(or $(MINUTES),60) --seed $(or $(SEED),0)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -30,9 +30,9 @@ PROGRAMS = {"engine": "mtp_daemon.engine", "loader": "mtp_loader.service"}
 ANSWERING = ("prefill", "first token", "mid-round", "while filling", "while recalling")
 MOMENTS = ("start-up", *ANSWERING, "between requests", "at shutdown")
 SAMPLE = {
-    ("engine", "start-up"), ("loader", "prefill"), ("engine", "first token"), ("loader", "while filling"),
-    ("engine", "while filling"), ("loader", "while recalling"), ("engine", "while recalling"),
-    ("loader", "between requests"), ("front", "while recalling"), ("engine", "at shutdown"),
+    ("engine", "start-up"), ("loader", "while filling"), ("engine", "while filling"), ("loader", "while recalling"),
+    ("engine", "while recalling"), ("loader", "between requests"), ("front", "while recalling"),
+    ("engine", "at shutdown"),
 }  # fmt: skip
 DEATHS = 100  # in a row that a service takes; the settings allow no more
 HANG_S = 60.0  # of a loaded machine; the processes' own limits are what is tested

@@ -139,7 +139,7 @@ class Asker(threading.Thread):
 
     def _ask(self, wish: Wish) -> None:
         answer = self._connection().generate(**wish.fields())
-        heard = _Heard(wish)
+        heard = Heard(wish)
         for event in answer:
             if isinstance(event, Tokens):
                 heard.tokens(event)
@@ -152,7 +152,7 @@ class Asker(threading.Thread):
             if self._changes_its_mind(wish, heard, answer):
                 return
 
-    def _changes_its_mind(self, wish: Wish, heard: "_Heard", answer: Answer) -> bool:
+    def _changes_its_mind(self, wish: Wish, heard: "Heard", answer: Answer) -> bool:
         if heard.done or answer.request is None or len(heard.ids) < min(wish.at, wish.tokens - 1):
             return False
         if wish.kind == "cancelled":
@@ -170,7 +170,7 @@ class Asker(threading.Thread):
             return True
         return False
 
-    def _come_back(self, wish: Wish, heard: "_Heard", request: bytes) -> None:
+    def _come_back(self, wish: Wish, heard: "Heard", request: bytes) -> None:
         """The request was kept: from another connection, the rest of it is there."""
         self._hang_up()
         for event in self._connection().attach(request, len(heard.ids)):
@@ -182,7 +182,7 @@ class Asker(threading.Thread):
                 self.told.put(Answered(wish.kind, len(heard.ids), dict(event.stats)))
 
 
-class _Heard:
+class Heard:
     """One answer as it came in, held against the right one. Raises Wrong at the first token that differs."""
 
     def __init__(self, wish: Wish) -> None:
