@@ -44,20 +44,16 @@ class Need:
     of them is no supply. Tickets rise and are never used twice. The engine waits for one wave at a time: a Need takes
     the place of the one before. A slot that was told and recalled while the Need was on its way may serve it.
 
-    `passed` are (layer, distinct experts) of the layers since the engine's last Need of this forward in which nothing
-    missed, in their order: so the loader's policy knows the whole past when it chooses. `tokens` is how many tokens
-    the forward carries.
-
-    `events` says more and takes the place of both: (layer, tokens, distinct experts) of every layer that ran since the
-    engine's last Need, earlier forwards' included, each told once; this layer's whole event is the last. It is empty
-    for a layer's later waves and for a Need that is sent again.
+    `events` are (layer, tokens, distinct experts) of every layer that ran since the engine's last Need, earlier
+    forwards' included, each told once; this layer's whole event is the last. So the loader's policy knows the whole
+    past when it chooses. It is empty for a layer's later waves and for a Need that is sent again. `tokens` is how many
+    tokens this forward carries.
     """
 
     ticket: int
     layer: int
     experts: tuple[int, ...]
     held_slots: tuple[int, ...]
-    passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     tokens: int = 1
     events: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
 
@@ -76,7 +72,7 @@ class Used:
 
     order and their router weights. `tokens` are the token ids that were fed; `phase` is 0 for prompt, 1 for decode.
     `hits` and `misses` count distinct experts per layer event, summed over the forward. `told` is how many of the
-    layers, from the first, a Need's `events` told of; None from an engine that sends no `events`.
+    layers, from the first, a Need's `events` told of.
     """
 
     step: int
@@ -85,7 +81,7 @@ class Used:
     routing: tuple[tuple[int, tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]], ...]
     hits: int
     misses: int
-    told: int | None = None
+    told: int = 0
 
 
 @dataclass(frozen=True)

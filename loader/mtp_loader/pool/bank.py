@@ -44,9 +44,14 @@ class BankSlots(BankFills):
         slot = self.slots.slot_of.get(key)  # type: ignore[call-overload]
         return slot is None or key in self.announced or not self._may_recall(slot)
 
-    def fits(self, experts: int, held: Iterable[int]) -> bool:
-        """Whether a wave of `experts` misses beside the `held` slots can be resident at once."""
-        return experts + sum(slot < self.slots.limit for slot in held) <= self.slots.limit
+    def refusal(self, experts: int, held: set[int]) -> str | None:
+        """Why a wave of `experts` misses beside the `held` slots cannot be resident at once; None when it can."""
+        rows, limit = len(self.slots.state), self.slots.limit
+        if any(not 0 <= slot < rows for slot in held):
+            return f"bank {self.bank} has slots 0 to {rows - 1}"
+        if experts + sum(slot < limit for slot in held) > limit:
+            return f"a wave of {experts} experts beside {len(held)} held slots does not fit {limit} slots"
+        return None
 
     def demand(self, ticket: Ticket) -> list[int]:
         """Takes in a ticket all of whose keys are `queued`; returns those that are resident already."""

@@ -8,7 +8,7 @@ A loader that starts beside a live engine does not know what its predecessor tol
 slot, until that engine's `hello` says that it dropped its map, or the front says that it is dead.
 """
 
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Container, Iterable, Sequence
 
 from mtp_loader.errors import LoaderBug
@@ -136,20 +136,14 @@ class SlotTable:
 
     def refusal(self, need: Need) -> str | None:
         """Why this Need cannot be served, now or ever; None when it can."""
-        layer = self._layers.get(need.layer)
         if need.ticket <= self._last_ticket:
             return f"ticket {need.ticket} is not above the last one, {self._last_ticket}"
+        layer = self._layers.get(need.layer)
         if layer is None:
             return f"the model has no MoE layer {need.layer}"
         if any(not 0 <= expert < layer.experts for expert in need.experts):
             return f"layer {need.layer} has experts 0 to {layer.experts - 1}"
-        bank = self.banks[layer.bank]
-        if any(not 0 <= slot < len(bank.slots.state) for slot in need.held_slots):
-            return f"bank {bank.bank} has slots 0 to {len(bank.slots.state) - 1}"
-        experts, held = len(set(need.experts)), set(need.held_slots)
-        if not bank.fits(experts, held):
-            return f"a wave of {experts} experts beside {len(held)} held slots does not fit {bank.slots.limit} slots"
-        return None
+        return self.banks[layer.bank].refusal(len(set(need.experts)), set(need.held_slots))
 
     # -- fills -----------------------------------------------------------------------------------------------------
 
@@ -231,15 +225,10 @@ class SlotTable:
         found = self._layers.get(layer)
         return None if found is None else self.banks[found.bank]
 
-    def keys_of(self, layer: int, slots: Iterable[int]) -> list[int]:
-        """What is in these slots of the layer's bank, free ones left out."""
-        keys = self.banks[self._layers[layer].bank].slots.key
-        return [keys[slot] for slot in slots if keys[slot] >= 0]
-
     @property
     def present(self) -> Container[int]:
         """The keys that are resident or being read."""
-        return _Present(self)
+        return ChainMap(*(bank.slots.slot_of for bank in self.banks))
 
     @property
     def prefetches_under_way(self) -> int:
@@ -284,12 +273,3 @@ class SlotTable:
         if self._resizing and not any(bank.slots.leaving for bank in self.banks):
             self._resizing = False
             self._effects.append(ResizeDone(tuple(bank.slots.limit for bank in self.banks)))
-
-
-class _Present:
-    def __init__(self, table: SlotTable) -> None:
-        self._table = table
-
-    def __contains__(self, key: object) -> bool:
-        bank = self._table.bank_of(layer_of(key)) if isinstance(key, int) else None
-        return bank is not None and key in bank.slots.slot_of

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from mtp_loader.policy.interface import Event, expert_of, key_of, layer_of
+from mtp_loader.policy.interface import Event, Primed, expert_of, key_of, layer_of
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.pool.states import State
 from mtp_loader.predict.attribution import Attributor
@@ -113,6 +113,10 @@ class Foresight:
         keys: list[int] = []
         for bank in table.banks:
             layers = [y for y in self.predictor.uses if table.bank_of(y) is bank]
+            if isinstance(bank.policy, Primed):  # or the first evictions would be blind, and undo the warm start
+                for layer in layers:
+                    if frequencies := self.predictor.frequencies(layer):
+                        bank.policy.prime(layer, frequencies)
             keys += self.predictor.likely(bank.slots.limit - bank.reserve, layers)
         self._warm = deque(keys)
         self._warm_total = len(keys)

@@ -40,33 +40,21 @@ class RequestLedger:
         self.misses = 0
         self.forwards = 0
         self.events = 0
-        self._told = False  # whether this engine sends `events`
 
     @property
     def open_requests(self) -> int:
         """Requests of forwards whose Used is still to come."""
         return self.requests - self.hits - self.misses
 
-    def need(self, need: Need, held: Iterable[int]) -> list[Event]:
-        """What the policies are to be told before the Need's misses are inserted. `held`: the held slots' keys.
-
-        An engine that sends no `events` tells of what passed, and of this layer by what it holds and misses.
-        """
-        events = need.events
-        self._told = self._told or bool(events)
-        if not self._told:
-            own = {key & 0xFFFF for key in held if key >> 16 == need.layer}.union(need.experts)
-            events = tuple((y, need.tokens, e) for y, e in (*need.passed, (need.layer, tuple(own))))
-        return [self._event(layer, experts, tokens) for layer, tokens, experts in events]
+    def need(self, need: Need) -> list[Event]:
+        """What the policies are to be told before the Need's misses are inserted."""
+        return [self._event(layer, experts, tokens) for layer, tokens, experts in need.events]
 
     def used(self, used: Used) -> list[Event]:
         """A forward has been reported: the events that no Need told of."""
         self.forwards += 1
         self.hits += used.hits
         self.misses += used.misses
-        if used.told is None:
-            self.requests = self.hits + self.misses
-            return []
         late = used.routing[used.told :]
         return [self._event(layer, {e for row in rows for e in row}, len(used.tokens)) for layer, rows, _ in late]
 

@@ -151,7 +151,7 @@ class PoolService:
     def _need(self, need: Need) -> None:
         if self.table.refusal(need) is None:
             asked = {key_of(need.layer, expert) for expert in need.experts}
-            for event in self.ledger.need(need, self.table.keys_of(need.layer, need.held_slots)):
+            for event in self.ledger.need(need):
                 self._record(event, asked if event.layer == need.layer else ())
             self._deadlines[need.ticket] = time.monotonic() + self._settings.demand_limit_s
         self.table.need(need)
