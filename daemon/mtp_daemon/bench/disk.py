@@ -3,13 +3,13 @@
 import mmap
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from mtp_daemon.errors import EnvironmentFailure
+from mtp_daemon.front.disk_probe import open_past_cache
 
 ALIGNMENT = 4096
 
@@ -68,11 +68,4 @@ def drop_page_cache(files: Sequence[Path]) -> None:
 
 
 def _open(path: Path, direct: bool) -> int:
-    if direct and hasattr(os, "O_DIRECT"):
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
-    descriptor = os.open(path, os.O_RDONLY)
-    if direct and sys.platform == "darwin":
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
-    return descriptor
+    return open_past_cache(path) if direct else os.open(path, os.O_RDONLY)
