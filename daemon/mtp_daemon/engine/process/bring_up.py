@@ -59,17 +59,11 @@ def bring_up(
     hidden, hidden_why = choose_hidden(loaded, stream, head.head, vocabulary, model, settings)
     target = Target(loaded.trunk, stream, head.head, head.why, hidden)
     longest = loaded.facts["context"] or settings.context
-    facts = {
-        **loaded.facts,
-        **_facts(loaded, head, vocabulary),
-        "backend": backend,
-        "context": longest,
-        "hidden": hidden,
-        "hidden_why": hidden_why,
-    }
+    own = {"backend": backend, "context": longest, "hidden": hidden, "hidden_why": hidden_why}
+    facts = {**loaded.facts, **_facts(loaded, head, vocabulary), **own}
     controller = make_controller(settings.depth, loaded.facts["model_type"])
-    context_tokens = min(settings.context, longest)
-    return Serving(settings, target, stream, vocabulary, context_tokens, controller, facts), pool.layout.generation
+    most = min(settings.context, longest)
+    return Serving(settings, target, stream, vocabulary, most, controller, facts), pool.layout.generation
 
 
 def _facts(loaded: Loaded, head: LoadedHead, vocabulary: Vocabulary) -> dict[str, Any]:
