@@ -52,7 +52,7 @@ class Codec(Generic[M]):
             raise ProtocolError("too_large", f"{len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
         try:
             envelope = msgpack.unpackb(data, strict_map_key=False)
-        except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:  # TypeError: a list as a key
             raise ProtocolError("not_msgpack", f"not a MessagePack value: {error}") from error
         if not isinstance(envelope, list) or len(envelope) != 4:
             raise ProtocolError("bad_envelope", "expected the array [major, minor, tag, body]")

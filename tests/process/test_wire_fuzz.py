@@ -64,7 +64,10 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 ENVELOPE = st.tuples(SCALAR | st.just(1), SCALAR | st.just(0), TAG, VALUE).map(lambda e: bytes(msgpack.packb(list(e))))
-FRAME = st.binary(max_size=200) | mutated() | ENVELOPE
+ODD_KEYS = st.sampled_from(
+    [b"\x81\x90\x01", b"\x94\x01\x00\xa6Status\x81\x80\x05", b"\x81\xd6\xff\x00\x00\x00\x00\x01"]
+)
+FRAME = st.binary(max_size=200) | mutated() | ENVELOPE | ODD_KEYS
 FRAMES = st.lists(FRAME, min_size=1, max_size=3) | st.lists(FRAME, min_size=1, max_size=1)
 
 
@@ -129,7 +132,8 @@ def test_bystander_and_books(front: FrontProcess, stranger: Stranger) -> None:
         for event in answered:
             if isinstance(event, Tokens):
                 ids += event.ids
-                stranger.socket.send(os.urandom(100))
+                # A map whose key is a list cannot be made by packb, and cannot be hashed: it once killed the front.
+                stranger.socket.send(b"\x81\x90\x01" if said == 0 else os.urandom(100))
                 stranger.socket.send_multipart([b"", b"", b""])
                 said += 2
         assert ids == answer("bystander", 100) and isinstance(event, Finished)

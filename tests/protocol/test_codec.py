@@ -148,3 +148,10 @@ def test_a_need_is_small() -> None:
     """The hot message stays within one packet of a Unix socket: it is sent once per layer that misses."""
     need = Need(2**40, 47, tuple(range(10)), tuple(range(2**20, 2**20 + 10)))
     assert len(expert_messages.to_loader.encode(need)) < 200
+
+
+@pytest.mark.parametrize("data", [b"\x81\x90\x01", b"\x81\x80\x01", b"\x94\x01\x00\xa6Status\x81\x90\x05"])
+def test_a_list_as_a_key_is_no_message(data: bytes) -> None:
+    """MessagePack allows any value as a map's key, Python does not: one such frame once killed the front."""
+    with pytest.raises(ProtocolError, match="not a MessagePack value"):
+        from_client.decode(data)
