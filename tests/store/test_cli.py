@@ -39,7 +39,7 @@ def test_inspect_json_counts_what_a_token_costs(source: Path, packed: Path, caps
     assert store["worst_bytes_per_token"] == plain["worst_bytes_per_token"] == 4 * 2 * expert
 
 
-def test_b5_inspect_says_why_there_is_no_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_says_why_there_is_no_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_next", quant="q4g64", head=Head("separate"))
     assert main(["inspect", str(path)]) == 0
     (line,) = [y for y in capsys.readouterr().out.splitlines() if "MTP head" in y]

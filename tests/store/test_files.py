@@ -60,7 +60,7 @@ def test_links_of_the_hugging_face_cache_are_followed(sharded: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("keep_index", [True, False])
-def test_e13_a_missing_shard_is_named(sharded: Path, keep_index: bool) -> None:
+def test_a_missing_shard_is_named(sharded: Path, keep_index: bool) -> None:
     (sharded / "model-00002-of-00003.safetensors").unlink()
     if not keep_index:
         (sharded / INDEX).unlink()
@@ -69,7 +69,7 @@ def test_e13_a_missing_shard_is_named(sharded: Path, keep_index: bool) -> None:
 
 
 @pytest.mark.parametrize("cut", ["byte", "expert", "half"])
-def test_e8_a_cut_shard_is_named_with_its_sizes(sharded: Path, cut: str) -> None:
+def test_a_cut_shard_is_named_with_its_sizes(sharded: Path, cut: str) -> None:
     path = sharded / "model-00003-of-00003.safetensors"
     size = path.stat().st_size
     layer = open_source(sharded, widen=False).geometry.banks[0]

@@ -46,7 +46,7 @@ def norms(path: Path, head: Path | None = None) -> dict[str, list[float]]:
 @pytest.mark.parametrize("family", HEAD_FAMILIES)
 @pytest.mark.parametrize("place", ["inside", "shard", "separate"])
 @pytest.mark.parametrize("form", FORMS)
-def test_b3_b6_the_same_head_from_every_place_and_form(tmp_path: Path, family: str, place: Any, form: Any) -> None:
+def test_the_same_head_from_every_place_and_form(tmp_path: Path, family: str, place: Any, form: Any) -> None:
     """Experts, dense tensors and norms are equal; none is unused."""
     path = make_checkpoint(tmp_path / "m", family, quant="q4g64", head=Head(place, form))
     aside = head_file(path) if place == "separate" else None
@@ -79,7 +79,7 @@ def test_a_head_in_a_directory_of_its_own(tmp_path: Path) -> None:
     assert head_bytes(path, head_file(path).parent) == head_bytes(path, head_file(path))
 
 
-def test_b5_a_config_that_declares_a_head_which_is_not_there(tmp_path: Path) -> None:
+def test_a_config_that_declares_a_head_which_is_not_there(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_next", head=Head("separate"))
     found = find_head(path)
     assert isinstance(found, HeadMissing)
@@ -102,7 +102,7 @@ def test_another_family_s_head_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["mtp.fc.", "pre_fc_norm_hidden", "q_norm", "shared_expert_gate", "switch_mlp"])
-def test_b6_a_head_that_lacks_a_tensor_is_refused(tmp_path: Path, part: str) -> None:
+def test_a_head_that_lacks_a_tensor_is_refused(tmp_path: Path, part: str) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_next", head=Head("shard"))
     drop(path, part, file="mtp.safetensors")
     with pytest.raises(DamagedCheckpoint):
@@ -112,7 +112,7 @@ def test_b6_a_head_that_lacks_a_tensor_is_refused(tmp_path: Path, part: str) -> 
 
 
 @pytest.mark.parametrize("name", ["mtp.fc.weight", "mtp.layers.0.mlp.switch_mlp.up_proj.weight"])
-def test_e5_a_head_in_fp8_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_a_head_in_fp8_is_refused_by_name(tmp_path: Path, name: str) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_next", head=Head("shard"))
     edit_tensors(path, lambda w: {n: v.astype(mx.uint8) if n == name else v for n, v in w.items()}, "mtp.safetensors")
     retype(path / "mtp.safetensors", name, "F8_E4M3")
@@ -121,7 +121,7 @@ def test_e5_a_head_in_fp8_is_refused_by_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("extra", ["mtp.layers.0.mlp.router_bias", "mtp.embed_tokens.weight", "mtp.layers.1.x.weight"])
-def test_b6_a_head_with_a_tensor_that_would_go_unused_is_refused(tmp_path: Path, extra: str) -> None:
+def test_a_head_with_a_tensor_that_would_go_unused_is_refused(tmp_path: Path, extra: str) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_next", head=Head("shard"))
     edit_tensors(path, lambda w: {**w, extra: mx.zeros((4,))}, "mtp.safetensors")
     with pytest.raises(DamagedCheckpoint, match=extra.removeprefix("mtp.")):
@@ -138,7 +138,7 @@ def test_a_head_asked_for_that_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_b1_packing_shifts_the_norms_once(tmp_path: Path, form: Any) -> None:
+def test_packing_shifts_the_norms_once(tmp_path: Path, form: Any) -> None:
     """Raw and converted heads give one packed head, whose norms are used as they are."""
     path = make_checkpoint(tmp_path / "m", "qwen3_next", head=Head("inside", form))
     pack(path, tmp_path / "packed", PackSettings(), quiet)
@@ -149,7 +149,7 @@ def test_b1_packing_shifts_the_norms_once(tmp_path: Path, form: Any) -> None:
     assert head_bytes(tmp_path / "packed") == head_bytes(path)
 
 
-def test_b1_trunk_and_head_of_an_original_are_shifted_alike(tmp_path: Path) -> None:
+def test_trunk_and_head_of_an_original_are_shifted_alike(tmp_path: Path) -> None:
     """The original's norms are zero-centred in bf16; the packed ones are 1 + w for all seven and for the trunk."""
     path = make_original_qwen3_next(tmp_path / "original")
     assert sum(f.stat().st_size for f in path.iterdir()) < 1_000_000

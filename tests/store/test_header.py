@@ -70,7 +70,7 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, entries: dict[str, Any] |
 
 
 @pytest.mark.parametrize("change", [-1, -8, +1])
-def test_e8_a_file_of_another_size_names_both_sizes(tmp_path: Path, change: int) -> None:
+def test_a_file_of_another_size_names_both_sizes(tmp_path: Path, change: int) -> None:
     path = write(tmp_path / "a", {"x": entry(0, 16)}, bytes(16 + change))
     has = path.stat().st_size
     with pytest.raises(DamagedCheckpoint, match=f"has {has} bytes but should have {has - change}"):

@@ -46,7 +46,7 @@ def edit(store: Path, change: Any) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 4096, 10**6])
-def test_e8_a_cut_experts_file_is_named_with_its_sizes(store: Path, cut: int) -> None:
+def test_a_cut_experts_file_is_named_with_its_sizes(store: Path, cut: int) -> None:
     path = store / "experts-00001.bin"
     size = path.stat().st_size
     left = max(size - cut, 0)
@@ -56,7 +56,7 @@ def test_e8_a_cut_experts_file_is_named_with_its_sizes(store: Path, cut: int) ->
 
 
 @pytest.mark.parametrize("name", ["experts-00001.bin", "model-dense-00001.safetensors", "mtp-dense.safetensors"])
-def test_e13_a_missing_file_is_refused(store: Path, name: str) -> None:
+def test_a_missing_file_is_refused(store: Path, name: str) -> None:
     (store / name).unlink()
     with pytest.raises(DamagedCheckpoint, match=f"{name}: is missing"):
         open_source(store, widen=False)
@@ -126,7 +126,7 @@ def test_another_version_says_to_pack_again(store: Path) -> None:
         read_index(store)
 
 
-def test_c6_the_fingerprint_is_the_bytes(store: Path, packed: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_is_the_bytes(store: Path, packed: Path, tmp_path: Path) -> None:
     assert read_index(store).fingerprint == read_index(packed).fingerprint
     other = make_checkpoint(tmp_path / "o", "qwen3_next", quant="mixed", head=Head(quant="q4g64"), seed=5)
     pack(other, tmp_path / "other", PackSettings(), lambda line: None)

@@ -16,7 +16,7 @@ from support.rewrite import drop, edit_config, edit_tensors, retype
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gpt_oss"])
-def test_e6_per_expert_stacked_and_fused_are_the_same_experts(tmp_path: Path, family: str) -> None:
+def test_per_expert_stacked_and_fused_are_the_same_experts(tmp_path: Path, family: str) -> None:
     stacked, per_expert, fused = (
         open_source(make_checkpoint(tmp_path / layout, family, layout=layout), widen=False)
         for layout in ("mlx", "hf", "fused")
@@ -44,14 +44,14 @@ def test_a_plane_s_row_is_the_expert_s_slice_of_mlx_s_tensor(tmp_path: Path, fam
             assert rows[layer.layer, expert][at : at + len(wanted)] == wanted
 
 
-def test_e6_a_missing_expert_is_named_with_its_layer(tmp_path: Path) -> None:
+def test_a_missing_expert_is_named_with_its_layer(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", layout="hf")
     drop(path, "layers.1.mlp.experts.5.")
     with pytest.raises(DamagedCheckpoint, match="layer 1, expert 5"):
         open_source(path, widen=False)
 
 
-def test_e6_half_an_expert_is_named_too(tmp_path: Path) -> None:
+def test_half_an_expert_is_named_too(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", layout="hf")
     drop(path, "layers.2.mlp.experts.7.up_proj")
     with pytest.raises(DamagedCheckpoint, match=r"layer 2, expert 7: its up\.weight"):
@@ -61,7 +61,7 @@ def test_e6_half_an_expert_is_named_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts"])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("layout", ["mlx", "hf"])
-def test_d6_the_number_of_experts_under_every_spelling(tmp_path: Path, key: str, nested: bool, layout: Any) -> None:
+def test_the_number_of_experts_under_every_spelling(tmp_path: Path, key: str, nested: bool, layout: Any) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", layout=layout)
     keys: dict[str, Any] = {"num_experts": None, key: EXPERTS}
     edit_config(path, **({"num_experts": None, "text_config": {key: EXPERTS}} if nested else keys))
@@ -72,14 +72,14 @@ def test_d6_the_number_of_experts_under_every_spelling(tmp_path: Path, key: str,
         open_source(path, widen=False)
 
 
-def test_d6_a_dense_model_is_refused(tmp_path: Path) -> None:
+def test_a_dense_model_is_refused(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_moe")
     drop(path, "switch_mlp")
     with pytest.raises(NotStreamable, match="nothing to stream"):
         open_source(path, widen=False)
 
 
-def test_d6_experts_that_are_not_gated_are_refused(tmp_path: Path) -> None:
+def test_experts_that_are_not_gated_are_refused(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_moe")
     drop(path, "switch_mlp.gate_proj")
     with pytest.raises(NotStreamable, match=r"gate\.weight"):
@@ -87,7 +87,7 @@ def test_d6_experts_that_are_not_gated_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["mlx", "hf"])
-def test_e5_fp8_is_refused_by_name(tmp_path: Path, layout: Any) -> None:
+def test_fp8_is_refused_by_name(tmp_path: Path, layout: Any) -> None:
     """MLX loads FP8 as bytes without an error: the numbers would be nonsense."""
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", layout=layout)
 
@@ -101,7 +101,7 @@ def test_e5_fp8_is_refused_by_name(tmp_path: Path, layout: Any) -> None:
         open_source(path, widen=False)
 
 
-def test_e5_a_dense_fp8_tensor_is_refused_too(tmp_path: Path) -> None:
+def test_a_dense_fp8_tensor_is_refused_too(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_moe")
     edit_tensors(path, lambda w: {n: v.astype(mx.uint8) if n == "lm_head.weight" else v for n, v in w.items()})
     retype(path / "model.safetensors", "lm_head.weight", "F8_E5M2")
@@ -162,7 +162,7 @@ def test_the_extents_of_an_unknown_expert(tmp_path: Path) -> None:
             source.extents(*key)
 
 
-def test_c6_models_of_one_shape_have_different_fingerprints(tmp_path: Path) -> None:
+def test_models_of_one_shape_have_different_fingerprints(tmp_path: Path) -> None:
     """Told by their bytes: copied within one second, files of two models may even have one time of change."""
     paths = [make_checkpoint(tmp_path / str(seed), "qwen3_moe", quant="q4g64", seed=seed) for seed in (0, 1)]
     for path in paths:

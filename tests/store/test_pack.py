@@ -53,9 +53,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("family", "quant", "layout"), cases())
-def test_e1_e4_e6_packed_is_the_source_byte_for_byte(
-    tmp_path: Path, family: str, quant: str | None, layout: Any
-) -> None:
+def test_packed_is_the_source_byte_for_byte(tmp_path: Path, family: str, quant: str | None, layout: Any) -> None:
     path = make_checkpoint(tmp_path / "m", family, quant=quant, layout=layout)
     pack(path, tmp_path / "packed", PackSettings(), quiet)
     # The same model in mlx-lm's layout judges: neither gpt_oss nor Qwen3.5 per expert is one mlx-lm or ranges can read.

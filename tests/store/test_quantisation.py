@@ -17,7 +17,7 @@ PLANES = {"affine": 9, "mxfp4": 6, "mxfp8": 6, "nvfp4": 6}
 
 @pytest.mark.parametrize("quant", [*AFFINE, "mxfp4", "mxfp8", "nvfp4", "q4g64/bf16"])
 @pytest.mark.parametrize("config", ["silent", "wrong"])
-def test_b7_e4_every_mode_whatever_the_config_says(tmp_path: Path, quant: str, config: str) -> None:
+def test_every_mode_whatever_the_config_says(tmp_path: Path, quant: str, config: str) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", quant=quant)
     edit_config(path, quantization=None if config == "silent" else {"bits": 7, "group_size": 31, "mode": "fp3"})
     (bank,) = open_source(path, widen=True).geometry.banks
@@ -29,14 +29,14 @@ def test_b7_e4_every_mode_whatever_the_config_says(tmp_path: Path, quant: str, c
     assert len(bank.planes) == PLANES[wanted.mode]
 
 
-def test_e1_layers_of_mixed_bits_get_banks_of_their_own(tmp_path: Path) -> None:
+def test_layers_of_mixed_bits_get_banks_of_their_own(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_next", quant="mixed")
     banks = open_source(path, widen=False).geometry.banks
     assert [(b.layers, b.gate.bits, b.down.bits) for b in banks] == [((0, 3), 4, 4), ((1,), 6, 6), ((2,), 4, 8)]
 
 
 @pytest.mark.parametrize(("trunk", "head"), [("q4g64", "bf16"), ("bf16", "q4g32"), ("q4g64", "q8g64"), (None, "mxfp4")])
-def test_b7_trunk_and_head_of_different_kinds(tmp_path: Path, trunk: str | None, head: str) -> None:
+def test_trunk_and_head_of_different_kinds(tmp_path: Path, trunk: str | None, head: str) -> None:
     path = make_checkpoint(tmp_path / "m", "qwen3_next", quant=trunk, head=Head(quant=head))
     edit_config(path, quantization=None)
     geometry = open_source(path, widen=False).geometry
