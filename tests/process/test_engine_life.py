@@ -108,7 +108,7 @@ def test_a_new_region_wants_a_fresh_engine(model: Path) -> None:
 
 
 def test_a_dead_front_takes_the_engine_along_while_it_imports(tmp_path: Path) -> None:
-    """H1: imports take seconds on a busy machine, for ever on a drive that hangs; the lifeline is watched before."""
+    """Imports take seconds on a busy machine, for ever on a drive that hangs; the lifeline is watched before."""
     (tmp_path / "mlx_lm.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-P", "-m", "mtp_daemon.engine", "--lifeline", str(theirs.fileno())]
@@ -238,7 +238,7 @@ def test_nothing_forks(package: str) -> None:
 
 
 def test_on_a_slow_disk_drafting_that_does_not_pay_is_turned_off(model: Path) -> None:
-    """A19, the real thing: real misses, a real delay a read, and a random head, which is right about never.
+    """Real misses, a real delay a read, and a random head, which is right about never.
 
     The second answer begins with what the first one learnt: it reads what plain decoding reads, within a tenth.
     """
