@@ -10,7 +10,7 @@ help:
 	@echo "make demo       set everything up and answer a prompt through the three processes"
 	@echo "make test       set everything up and run all that must pass (ruff, mypy, import contracts, pytest)"
 	@echo "make test-full  the same with every test matrix whole (much longer)"
-	@echo "make check      ruff, mypy and import contracts only"
+	@echo "make check      ruff, mypy, import contracts and the page of modules only"
 	@echo "make bench      the benchmarks; use a quiet machine"
 	@echo "make soak       clients, kills and stops for MINUTES=60; figures and a picture in soak/"
 
@@ -29,6 +29,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/modules.py --check
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest
