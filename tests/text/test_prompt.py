@@ -27,7 +27,7 @@ def test_text_is_templated_unless_raw(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_made_a_prompt_is_refused_by_name(tmp_path: Path) -> None:
-    """F5, and a system text is never dropped silently."""
+    """An empty prompt is refused by name, and a system text is never dropped silently."""
     write_tokenizer(tmp_path, 300, chat_template=TEMPLATE)
     templated = load_vocabulary(tmp_path, {"vocab_size": 300})
     write_tokenizer(tmp_path, 300)
