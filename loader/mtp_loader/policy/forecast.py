@@ -1,6 +1,6 @@
 """A policy that learns, while it runs, how likely each expert is to be asked for at its layer's next visit."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from math import log
 from typing import Any
 
@@ -15,7 +15,9 @@ Experts = NDArray[np.intp]
 _EXPERT = (1 << EXPERT_BITS) - 1
 _DECAY = np.exp2([-1 / 4, -1 / 16, 0.0])[:, None]
 _FEATURES = 5
-_FLOORS = np.array([0.01, 0.01, 0.01, 1.0, 0.02])[:, None]
+_PRIMED = np.minimum(1.0 / np.maximum(1.0 - _DECAY, 1e-9), 24.0)
+_FLOOR = 0.01
+_FLOORS = np.array([_FLOOR, _FLOOR, _FLOOR, 1.0, 0.02])[:, None]
 _OLDEST = 200.0
 _MEMORY = 256
 _SHARPNESS = 4.0
@@ -58,6 +60,13 @@ class _Layer:
         self.absent = np.pad(self.absent, (0, more), constant_values=np.inf)
         self.memory = np.pad(self.memory, ((0, 0), (0, more)))
         self.width = width
+
+    def prime(self, frequencies: Row) -> None:
+        """Counts as if so many visits had gone by; what then happens outweighs them soon."""
+        self.widen(len(frequencies) - 1)
+        self.total = _PRIMED.copy()
+        self.uses[:, : len(frequencies)] = frequencies * _PRIMED
+        self.score[: len(frequencies)] = np.log(frequencies + _FLOOR)
 
     def lesson(self, experts: Experts) -> Row:
         """The gradient of the last forecast's error, now that the answer is known: [features]."""
@@ -141,6 +150,11 @@ class Forecast:
         layer.forecast(experts, self._weights)
         self._asked = event.layer
         self._stale.add(event.layer)
+
+    def prime(self, layer: int, frequencies: Sequence[float]) -> None:
+        """See `Primed`."""
+        self._layer(layer, len(frequencies) - 1).prime(np.array(frequencies))
+        self._stale.add(layer)
 
     def insert(self, key: int) -> None:
         expert = expert_of(key)

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Container
 
-from mtp_loader.policy.interface import Event, Policy, layer_of
+from mtp_loader.policy.interface import Event, Policy, Primed, layer_of
 
 
 class SmallPoolGuard:
@@ -22,9 +22,8 @@ class SmallPoolGuard:
         self._demand = 0
         self._held = 0
         self._layer = 0
-        weigh = getattr(inner, "weigh", None)
-        if weigh is not None:
-            self.weigh = weigh
+        if isinstance(inner, Primed):
+            self.prime = inner.prime
 
     def record(self, event: Event) -> None:
         self._inner.record(event)

@@ -5,9 +5,9 @@ serves one bank of the pool. Time is counted in events: a forward visits the lay
 does not rise starts the next forward (`ForwardClock`).
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 EXPERT_BITS = 16
 
@@ -61,6 +61,14 @@ class Policy(Protocol):
         Changes nothing that a later answer could show. Fewer than `n` come back only when there are no more. The cost
         grows with `n` and with how many protected ones rank low, never with the pool.
         """
+
+
+@runtime_checkable
+class Primed(Protocol):
+    """A policy that can begin with what an earlier run learned."""
+
+    def prime(self, layer: int, frequencies: Sequence[float]) -> None:
+        """Before the first event: in which share of the layer's visits each expert was asked for."""
 
 
 class ForwardClock:

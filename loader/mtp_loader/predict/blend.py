@@ -128,6 +128,12 @@ class Predictor:
         shares = [(-float(use), key_of(y, e)) for y in layers for e, use in enumerate(self.uses[y]) if use > 0.0]
         return [key for _, key in sorted(shares)[:slots]]
 
+    def frequencies(self, layer: int) -> list[float]:
+        """In which share of the layer's visits each expert was asked for, over long; empty before any was seen."""
+        uses = self.uses[layer]
+        total = float(uses.sum())
+        return (uses * (self._shapes[layer].top_k / total)).clip(0.0, 1.0).tolist() if total else []
+
     def _forecast(self, layer: int) -> Row | None:
         given: dict[str, Row] = {}
         total: Row | None = None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtp_loader.policy.interface import Event, Policy, layer_of
+from mtp_loader.pool.layout import reserve_slots
 from mtp_loader.replay.trace import DECODE, PROMPT, Forward, LayerFacts, Trace
 
 MakePolicy = Callable[[Sequence[Event]], Policy]
@@ -38,7 +39,6 @@ class Residency:
     slots: int
     reserve: int
     policy: Policy
-    experts: int = 1 << 30
     resident: set[int] = field(default_factory=set)
     pinned: frozenset[int] = frozenset()
     left: list[int] = field(default_factory=list)  # the last request's victims
@@ -86,9 +86,7 @@ class Residency:
             self.resident.add(key)
 
     def _give_up(self, missing: int, held: Container[int]) -> None:
-        # No slot is kept for an expert that does not exist: a pool that holds them all gives none up.
-        reserve = min(self.reserve, max(0, self.experts - len(self.resident) - missing))
-        count = missing + reserve - (self.slots - len(self.resident))
+        count = missing + self.reserve - (self.slots - len(self.resident))
         if count <= 0:
             return
         victims = self.policy.victims(count, _Either(held, self.announced) if self.announced else held)
@@ -120,21 +118,16 @@ def replay(
     banks = make_banks(trace, make, slots, reserve, pins)
     bank_of = {y.layer: banks[y.bank] for y in trace.layers.values()}
     tallies = {PROMPT: Tally(), DECODE: Tally()}
-    weighing = [p for p in (getattr(b.policy, "weigh", None) for b in banks.values()) if p is not None]
     for forward in trace.forwards:
         tally = tallies[forward.phase]
         tally.forwards += 1
         tally.tokens += token_count(forward)
         for event in forward.events:
-            # Weights are known only after the forward, as the engine reports them.
             missing = bank_of[event.layer].request(event)
             tally.requests += len(event.keys)
             tally.misses += len(missing)
             if missing:
                 tally.read_bytes += len(missing) * trace.layers[event.layer].bytes
-        for weigh in weighing:
-            for event in forward.events:
-                weigh(event)
     for tally in tallies.values():
         tally.hits = tally.requests - tally.misses
     return tallies
@@ -149,8 +142,9 @@ def make_banks(
     for bank in trace.banks:
         pinned = frozenset(key for key in pins if layers[layer_of(key)].bank == bank)
         future = [e for e in trace.events if layers[e.layer].bank == bank]
-        kept = min(reserve, max(slots[bank] - 1, 0))
-        banks[bank] = Residency(slots[bank], kept, make(future), trace.experts_in(bank), pinned=pinned)
+        minimum = max(y.top_k for y in layers.values() if y.bank == bank)
+        kept = reserve_slots(reserve, slots[bank], minimum, trace.experts_in(bank))
+        banks[bank] = Residency(slots[bank], kept, make(future), pinned=pinned)
     return banks
 
 
