@@ -105,7 +105,7 @@ def test_a_stop_string_ends_the_answer(engine: EngineProcess, reference: Referen
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=11), Sampling(repetition_penalty=1.3)], ids=str)
 def test_speculation_changes_nothing(engine: EngineProcess, sampling: Sampling) -> None:
-    """With a seed, or greedy under a penalty: a draft whose law differed from plain decoding's would show in the ids."""
+    """Seeded, and greedy under a penalty: drafts by another law than plain decoding's would show in the ids."""
     plain, _, _ = engine.ask(PROMPT, 16, sampling=sampling, speculation="off")
     for way, depth in (("chain", 3), ("rescue", 2), ("adaptive", 4)):
         ids, _, finished = engine.ask(PROMPT, 16, sampling=sampling, speculation=way, depth=depth)
