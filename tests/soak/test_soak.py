@@ -18,7 +18,7 @@ RIGHT = Right((5, 6, 7, 8), "five six seven eight")
 
 def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
     """H1, H2, G14 and the slot rules at once: kills, stops, sizes, clients that leave; every token right, no leak."""
-    model = make_checkpoint(tmp_path / "tiny", "qwen3_next", head=Head())
+    model = make_checkpoint(tmp_path / "tiny", "qwen3_next", head=Head(place="shard"))
     out = tmp_path / "out"
     plan = Plan(model, 0.75, 4, out, clients=2, pool_share=0.5, every_s=3.0, silent_s=12.0, sample_s=1.0, questions=4)
     report = soak(plan, print)

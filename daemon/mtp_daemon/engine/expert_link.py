@@ -60,6 +60,8 @@ class ExpertLink:
         self._finish = finish
         self._stats = stats
         self._limits = limits
+        # What was told to a loader that died is no business of its successor's.
+        self.on_rejoin: Callable[[], None] = lambda: None
         self._ticket = 0
         self._demand: Demand | None = None
         self._successor: LoaderUp | None = None  # a loader that we have not said Hello to
@@ -230,6 +232,7 @@ class ExpertLink:
         """Say Hello to a loader that we have not met. It writes no slot before that, so first every graph ends."""
         while (loader := self._successor) is not None:
             self._finish()
+            self.on_rejoin()
             self._residency.finished()
             self._residency.drop()
             self._socket.connect(loader)

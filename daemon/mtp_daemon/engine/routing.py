@@ -61,14 +61,25 @@ class Forward:
         self.told = len(self.layers) + 1
         return layer, len(self.tokens), tuple(experts)
 
+    def restart(self, stats: StreamStats) -> None:
+        """Nobody is to be told of the layers so far. Their ids have been computed."""
+        self._count_whole(stats)
+        self.layers.clear()
+        self.told = self.hits = self.misses = 0
+
+    def _count_whole(self, stats: StreamStats) -> None:
+        """Layers that were built without a look at their ids: all of it was resident."""
+        for y in self.layers:
+            if not y.counted:
+                self.count(stats, distinct(_host(y.ids)), 0)
+
     def used(self, stats: StreamStats) -> Used:
         """The report. Reads arrays that are not evaluated yet, if any."""
         routing = []
         rows = len(self.tokens) if self.phase == DECODE else min(PROMPT_ROWS, len(self.tokens))
+        self._count_whole(stats)
         for y in self.layers:
             ids = _host(y.ids)
-            if not y.counted:
-                self.count(stats, distinct(ids), 0)
             top_k = ids.shape[-1]
             last = ids.reshape(-1, top_k)[-rows:].tolist()
             weights = [[1 / top_k] * top_k] * len(last) if y.weights is None else _rows(y.weights, rows)

@@ -114,6 +114,7 @@ class ExpertStream:
         socket = LoaderSocket(context, life, engine_epoch, self.stats)
         hello = Hello(geometry.fingerprint, layout.generation)
         self.link = ExpertLink(socket, self.residency, hello, self.finish, self.stats, self.settings.limits)
+        self.link.on_rejoin = self._forget_told
         self.dry = False  # layers give zeros of the right shape: to learn the caches' sizes without a loader
         self._tables: dict[int, tuple[int, mx.array]] = {}
         self._step = 0
@@ -181,6 +182,15 @@ class ExpertStream:
         if self._tail is not None:
             self._tails.append(self._tail)
             self._tail = None
+
+    def _forget_told(self) -> None:
+        """A new loader: it hears of what runs from here on. Were it told of hits and misses whose requests the dead one
+
+        heard of, its books would not add up. Every graph has ended.
+        """
+        for forward in (*self._unreported, *((self._now,) if self._now is not None else ())):
+            forward.restart(self.stats)
+        self._unreported.clear()
 
     def _report(self, keep: int) -> None:
         while len(self._unreported) > keep:

@@ -5,6 +5,7 @@ plainly decoded: no pool, no process, no fault and no draft has a part in them.
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+TESTS = Path(__file__).resolve().parents[2]
 LENGTHS = (7, 33, 1, 65, 130, 2, 20, 64, 3, 48, 12, 300)
 TOKENS = 64
 DRAWN = {"temperature": 0.8, "top_p": 0.95, "seed": 11}
@@ -43,7 +45,9 @@ class Question:
 def compute(model: Path, seed: int, chunk: int, count: int) -> list[Question]:
     """In a process of its own, so that the resident model does not stay. Raises CalledProcessError."""
     command = [sys.executable, "-m", "support.soak.questions", str(model), str(seed), str(chunk), str(count)]
-    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment).stdout)
     return [Question(tuple(q["prompt"]), _right(q["greedy"]), _right(q["seeded"])) for q in found]
 
 

@@ -111,13 +111,13 @@ def growth(process: Process, since: float) -> Growth | None:
 
 
 def unsteady(process: Process) -> str | None:
-    """What of its descriptors or threads rose between the idle times of the first and the second half of its life."""
+    """What of its descriptors or threads rose: more in all the last quarter of its life than ever in the first half."""
     seen = process.idle[1:]  # the first comes before everything was used once
     if len(seen) < 4:
         return None
-    half = len(seen) // 2
+    half, last = len(seen) // 2, max(2, len(seen) // 4)
     for name, column in (("descriptors", 1), ("threads", 2)):
-        early, late = _most(seen[:half], column), min(row[column] for row in seen[half:])
+        early, late = _most(seen[:half], column), min(row[column] for row in seen[-last:])
         if late > early:
             return f"the {process.role} had at most {early} {name}, later never less than {late}"
     return None
