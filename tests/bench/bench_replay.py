@@ -21,7 +21,7 @@ LAYERS, EXPERTS, TOP_K, SHARE = 48, 128, 8, 0.2
 
 def main(count: int) -> None:
     forwards = -(-count // LAYERS)
-    events = made_up_events(forwards, LAYERS, EXPERTS, TOP_K, seed=7)
+    events = made_up_events(forwards, LAYERS, EXPERTS, TOP_K, seed=7, skew=10.0)
     facts = {y: LayerFacts(y, 0, EXPERTS, TOP_K, 1_769_472) for y in range(LAYERS)}
     grouped = [Forward(i, DECODE, (), tuple(events[i * LAYERS : (i + 1) * LAYERS])) for i in range(forwards)]
     trace = Trace("made up", "", facts, grouped)

@@ -26,7 +26,7 @@ def trace_path(name: str) -> Path:
     return path
 
 
-def made_up_events(forwards: int, layers: int, experts: int, top_k: int, seed: int) -> list[Event]:
+def made_up_events(forwards: int, layers: int, experts: int, top_k: int, seed: int, skew: float = 4.0) -> list[Event]:
     """Skewed routing whose favourites drift; for properties and speed only, never for comparing policies (D18)."""
     rng = random.Random(seed)
     favourites = [rng.sample(range(experts), experts) for _ in range(layers)]
@@ -37,6 +37,6 @@ def made_up_events(forwards: int, layers: int, experts: int, top_k: int, seed: i
                 rng.shuffle(favourites[layer])
             chosen: set[int] = set()
             while len(chosen) < top_k:
-                chosen.add(favourites[layer][min(int(rng.expovariate(4.0 / experts)), experts - 1)])
+                chosen.add(favourites[layer][min(int(rng.expovariate(skew / experts)), experts - 1)])
             events.append(Event(layer, tuple(sorted(key_of(layer, e) for e in chosen))))
     return events

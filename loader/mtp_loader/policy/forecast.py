@@ -89,7 +89,7 @@ class _Layer:
         np.log(raw, out=self.features)
         score = weights @ self.features
         chance = np.exp(score)
-        scale = len(experts) / float(chance.sum())
+        scale = len(experts) / float(np.add.reduce(chance))
         chance *= scale
         self.chance = np.minimum(chance, 0.999, out=chance)
         score += log(scale)
@@ -111,7 +111,7 @@ class _Layer:
         followed = np.zeros(len(seen), dtype=np.float32)
         for after, worth in enumerate(_AFTER[: len(alike)], 1):
             followed[after:] += alike[: len(seen) - after] * worth
-        followed *= np.float32(1.0) / followed.sum()
+        followed *= np.float32(1.0) / np.add.reduce(followed)
         followers: NDArray[Any] = followed @ seen
         return followers
 
@@ -141,12 +141,13 @@ class Forecast:
 
     def record(self, event: Event) -> None:
         experts = np.array([key & _EXPERT for key in event.keys], dtype=np.intp)
-        layer = self._layer(event.layer, int(experts.max()))
+        layer = self._layer(event.layer, max(event.keys) & _EXPERT)
         if layer.visits:
             gradient = layer.lesson(experts)
             self._squares += gradient * gradient
             self._weights -= _RATE * gradient / np.sqrt(self._squares)
-            np.clip(self._weights, -_STEEPEST, _STEEPEST, out=self._weights)
+            np.minimum(self._weights, _STEEPEST, out=self._weights)
+            np.maximum(self._weights, -_STEEPEST, out=self._weights)
         layer.forecast(experts, self._weights)
         self._asked = event.layer
         self._stale.add(event.layer)
@@ -183,7 +184,7 @@ class Forecast:
             ranked = opened[row]
             expert = int(ranked.argmin())
             ranked[expert] = np.inf
-            lowest[row] = ranked.min() - distance[row]
+            lowest[row] = np.minimum.reduce(ranked) - distance[row]
             key = key_of(self._ids[row], expert)
             if key not in protected:
                 found.append(key)
@@ -199,7 +200,7 @@ class Forecast:
         """The lowest candidate's score of each layer that changed since."""
         for identity in self._stale:
             layer = self._layers[identity]
-            self._low[self._row[identity]] = (layer.score + layer.absent).min()
+            self._low[self._row[identity]] = np.minimum.reduce(layer.score + layer.absent)
         self._stale.clear()
 
     def _layer(self, identity: int, expert: int) -> _Layer:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Container
 
-from mtp_loader.policy.interface import Event, Policy, Primed, layer_of
+from mtp_loader.policy.interface import EXPERT_BITS, Event, Policy, Primed
 
 
 class SmallPoolGuard:
@@ -12,7 +12,8 @@ class SmallPoolGuard:
     Layers come in a cycle. When the pool cannot hold one round, any policy that prefers recent experts gives up each
     just before its turn and scores exactly 0 (seen in five runtimes). Then the experts needed last are those of the
     layer that was asked just now, before them the layer before, and so on backwards: these go, and a fixed part of the
-    round stays. Within a layer the oldest goes first, so what a layer stopped using does not stay for ever.
+    round stays. Within a layer the oldest goes first, so what a layer stopped using does not stay for ever (the order
+    is kept up only while it is needed: it costs as much as a policy).
     """
 
     def __init__(self, inner: Policy) -> None:
@@ -30,21 +31,24 @@ class SmallPoolGuard:
         self._layer = event.layer
         self._demand += len(event.keys) - self._asked.get(event.layer, 0)
         self._asked[event.layer] = len(event.keys)
-        order = self._recent.get(event.layer, OrderedDict())
-        for key in event.keys:
-            if key in order:
-                order.move_to_end(key)
+        if self._held < self._demand and (order := self._recent.get(event.layer)) is not None:
+            for key in event.keys:
+                if key in order:
+                    order.move_to_end(key)
 
     def insert(self, key: int) -> None:
         self._inner.insert(key)
-        order = self._recent.setdefault(layer_of(key), OrderedDict())
-        self._held += key not in order
-        order[key] = None
+        order = self._recent.get(key >> EXPERT_BITS)
+        if order is None:
+            order = self._recent[key >> EXPERT_BITS] = OrderedDict()
+        if key not in order:
+            self._held += 1
+            order[key] = None
 
     def remove(self, key: int) -> None:
         self._inner.remove(key)
-        order = self._recent.get(layer_of(key), OrderedDict())
-        if key in order:
+        order = self._recent.get(key >> EXPERT_BITS)
+        if order is not None and key in order:
             del order[key]
             self._held -= 1
 

@@ -1,6 +1,7 @@
 """Least frequently used within a layer, layers holding equal shares."""
 
 from collections.abc import Container
+from heapq import heapify, heappop, heapreplace
 
 from mtp_loader.policy.interface import Event, layer_of
 from mtp_loader.policy.lazy_heap import LazyHeap
@@ -41,15 +42,17 @@ class LayerLfu:
             heap.discard(key)
 
     def victims(self, n: int, protected: Container[int]) -> list[int]:
-        held = {layer: len(heap.rank) for layer, heap in self._layers.items() if heap.rank}
+        held = [(-len(y.rank), i != self._asking, i) for i, y in self._layers.items() if y.rank]
+        heapify(held)
+        taken: dict[int, list[int]] = {}
         found: list[int] = []
         while held and len(found) < n:
-            layer = max(held, key=lambda y: (held[y], y == self._asking, -y))
-            taken = sum(1 for key in found if layer_of(key) == layer)
-            more = self._layers[layer].lowest(taken + 1, protected)
-            if len(more) <= taken:
-                del held[layer]
+            size, other, layer = held[0]
+            if layer not in taken:
+                taken[layer] = self._layers[layer].lowest(n - len(found), protected)[::-1]
+            if not taken[layer]:
+                heappop(held)
                 continue
-            found.append(more[-1])
-            held[layer] -= 1
+            found.append(taken[layer].pop())
+            heapreplace(held, (size + 1, other, layer))
         return found

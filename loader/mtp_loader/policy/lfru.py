@@ -1,9 +1,8 @@
 """Least frequently, recently used: uses over age."""
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heapreplace
-from itertools import islice
 from math import log2
 
 from mtp_loader.policy.interface import Event
@@ -52,23 +51,27 @@ class Lfru:
             self._leave(key)
 
     def victims(self, n: int, protected: Container[int]) -> list[int]:
-        walks = [(key for key in queue if key not in protected) for queue in self._queues.values()]
-        heads = [(self._rank(key), key, i) for i, walk in enumerate(walks) for key in islice(walk, 1)]
+        forward = max(self._began[1] - self._began[0], 1)
+        uses, last, now = self._uses, self._last, self._now + forward
+        heads: list[tuple[float, int, Iterator[int]]] = []
+        for queue in self._queues.values():
+            walk = iter(queue)
+            for key in walk:
+                if key not in protected:
+                    heads.append((uses[key] / (now - last[key]), key, walk))
+                    break
         heapify(heads)
         found: list[int] = []
         while heads and len(found) < n:
-            _, key, i = heads[0]
+            _, key, walk = heads[0]
             found.append(key)
-            following = next(walks[i], None)
-            if following is None:
-                heappop(heads)
+            for key in walk:
+                if key not in protected:
+                    heapreplace(heads, (uses[key] / (now - last[key]), key, walk))
+                    break
             else:
-                heapreplace(heads, (self._rank(following), following, i))
+                heappop(heads)
         return found
-
-    def _rank(self, key: int) -> float:
-        forward = max(self._began[1] - self._began[0], 1)
-        return self._uses[key] / ((self._now - self._last[key]) / forward + 1.0)
 
     def _enter(self, key: int) -> None:
         uses = self._uses[key]
