@@ -101,3 +101,7 @@ def test_announcement_names_what_it_costs(tmp_path: Path) -> None:
         assert part in text
     full = announcement(tmp_path, geometry, make_layout(geometry, geometry.expert_bytes, 1), facts, 8192)
     assert "every expert fits" in full
+    short = announcement(
+        tmp_path, geometry, make_layout(geometry, geometry.expert_bytes, 1), {**facts, "context": 2048}, 8192
+    )
+    assert "48.00 MiB at most, for 2048 tokens (the model's own limit)" in short

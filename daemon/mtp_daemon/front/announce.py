@@ -31,13 +31,15 @@ def announcement(model: Path, geometry: Geometry, layout: PoolLayout, facts: Map
     slots = sum(b.slots for b in layout.banks)
     experts = sum(y.experts for y in geometry.layers)
     worst = geometry.worst_bytes_per_token
+    own = int(facts.get("context") or context)
+    length = f"{context} tokens" if context <= own else f"{own} tokens (the model's own limit)"
     mtp = "on" if facts.get("mtp") else "off"
     why = f" ({facts['mtp_why']})" if facts.get("mtp_why") else ""
     rows = [
         ("model", f"{model.name or model} ({geometry.model_type}, {'packed' if geometry.packed else 'not packed'})"),
         ("dense", binary_bytes(dense)),
         ("pool", f"{binary_bytes(layout.nbytes)}: {slots} of {experts} experts ({share:.0%} of their bytes)"),
-        ("caches", f"{binary_bytes(kv_token * context + state)} at most, for {context} tokens"),
+        ("caches", f"{binary_bytes(kv_token * min(context, own) + state)} at most, for {length}"),
         ("reads", f"{worst / 1e6:.1f} MB a token at worst, in {geometry.reads_per_expert} read(s) an expert"),
         ("bound by", _bound(model, geometry, share, dense + worst, facts)),
         ("MTP", mtp + why),

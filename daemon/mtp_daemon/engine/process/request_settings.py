@@ -35,7 +35,7 @@ def prepare(start: Start, serving: Serving) -> Prepared:
     _check_bias(start, serving.vocabulary.size)
     decode, controller = _way_to_draft(start, serving)
     learns = start.speculation is None and start.depth is None
-    return Prepared(prompt, decode, controller, _limit(start, len(prompt), serving.context), learns)
+    return Prepared(prompt, decode, controller, _limit(start, len(prompt), serving), learns)
 
 
 def _prompt(start: Start, serving: Serving) -> tuple[int, ...]:
@@ -47,13 +47,13 @@ def _prompt(start: Start, serving: Serving) -> tuple[int, ...]:
     return serving.vocabulary.encode(start.prompt, raw=start.raw, system=start.system)
 
 
-def _limit(start: Start, prompt: int, context: int) -> int:
+def _limit(start: Start, prompt: int, serving: Serving) -> int:
+    context = serving.context
     room = context - prompt
     if room < min(1, start.max_tokens):
-        raise RequestRefused(
-            f"the prompt has {prompt} tokens and the context {context}: shorten it or serve with a larger --context",
-            "too_long",
-        )
+        larger = "" if context < serving.settings.context else " or serve with a larger --context"
+        whose = "the context" if larger else "the model's context"
+        raise RequestRefused(f"the prompt has {prompt} tokens and {whose} {context}: shorten it{larger}", "too_long")
     return min(start.max_tokens, room)
 
 
