@@ -22,11 +22,12 @@ class ChildLog:
 
     @property
     def last_error(self) -> str:
-        """The last line that looks like one: a traceback's or the last at all; empty when nothing was said."""
-        for line in reversed(self.lines):
+        """The last line that looks like one: a traceback's or the last that is no INFO; empty when there is none."""
+        lines = [line for line in self.lines if not line.startswith("INFO ")]
+        for line in reversed(lines):
             if "error" in line.lower():
                 return line
-        return self.lines[-1] if self.lines else ""
+        return lines[-1] if lines else ""
 
     def begin(self, title: str) -> None:
         """A new process writes from here on."""

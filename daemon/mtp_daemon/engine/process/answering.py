@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from mtp_daemon.engine.decode.decoder import Decoder
-from mtp_daemon.engine.errors import EngineBug, EngineError, EngineStopping
+from mtp_daemon.engine.errors import EngineBug, EngineError, EngineStopping, RequestRefused
 from mtp_daemon.engine.process.answer_stats import Clock
 from mtp_daemon.engine.process.mailbox import Activity, Mailbox
 from mtp_daemon.engine.process.request_settings import Prepared, prepare
@@ -29,7 +29,8 @@ def answer(
     except EngineStopping:
         send(Failed(start.request, "environment", "the service is stopping"))
     except EngineError as error:
-        log.warning("request failed: %s", error)
+        refused = isinstance(error, RequestRefused)  # the user's mistake: no warning about this process
+        log.log(logging.INFO if refused else logging.WARNING, "request failed: %s", error)
         send(Failed(start.request, error.kind, str(error)))
         if isinstance(error, EngineBug):
             raise
