@@ -92,6 +92,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
+    if args.logprobs is not None and not args.json:
+        parser.error("--logprobs needs --json: text has no place for them")
     try:
         prompt = sys.stdin.buffer.read().decode() if args.prompt == "-" else args.prompt
         # An argument that is not UTF-8 reaches us as lone surrogates, which no message can carry.

@@ -35,7 +35,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("keep_limit_s", float, 3600.0, "longest a request may be kept for a client that left", _F, 0, 1e7),
     Setting("stop_deadline_s", float, 10.0, "how long a running answer may go on after SIGTERM", _F, 0, 3600),
     # the network: off unless asked for, and never without keys
-    Setting("listen", str, None, "also serve at tcp://IP:PORT, to clients whose keys are allowed", _F, none=True),
+    Setting("listen", str, None, "also serve at tcp://IP:PORT, to clients with allowed keys (auto: no)", _F, none=True),
     Setting("listen_anywhere", bool, False, "let listen be an address of every network, as 0.0.0.0 is", _F),
     Setting("key_dir", str, None, "where mtpd keygen keeps keys (auto: keys, beside the config file)", _F, none=True),
     Setting("metrics", str, None, "Prometheus text at unix:PATH or 127.0.0.1:PORT (auto: none)", _F, none=True,
@@ -118,6 +118,8 @@ def read_file(path: Path) -> dict[str, Value]:
     values = {}
     for key, value in table.items():
         setting = BY_NAME.get(key.replace("-", "_"))
+        if setting is None and isinstance(value, dict):
+            raise UserError(f"{path}: [{key}] is a table; settings stand at the top of the file, under no [heading]")
         if setting is None:
             raise UserError(f"{path}: there is no setting {key!r}{_nearest(key)}")
         try:

@@ -15,5 +15,5 @@ def run(args: argparse.Namespace) -> int:
     parse_pool(args.pool)
     with service(args.run_dir, "mtpd resize") as client:
         result = client.resize(args.pool)
-    print("slots a bank now:", *result["slots"])
+    print(f"the pool has room for {sum(result['slots'])} experts now")
     return 0
