@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mtp_loader.policy.registry import NAMES, make_policy
+from mtp_loader.policy.registry import NAMES
 from mtp_loader.replay.recording import read_recording
 from mtp_loader.replay.run import replay
 from mtp_loader.replay.table import maker
-from mtp_loader.service.ledger import Weighing
 from mtp_protocol.expert_messages import Hint, Used
 from mtp_protocol.loader_messages import Stop
 from support.checkpoints import make_checkpoint
@@ -77,15 +76,11 @@ class Forwards:
             self.engine.send(Used(used.step, 1, used.tokens, used.routing, used.hits, used.misses, told))
 
 
-# Policies that weigh hear of weights when a forward is reported, which a recording does not tell yet.
-PLAIN = [name for name in NAMES if not isinstance(make_policy(name), Weighing)]
-
-
-@pytest.mark.parametrize(("policy", "slots", "reserve"), [(n, 12, 1) for n in PLAIN] + [("lru", 7, 0), ("lru", 23, 3)])
+@pytest.mark.parametrize(("policy", "slots", "reserve"), [(n, 12, 1) for n in NAMES] + [("lru", 7, 0), ("lru", 23, 3)])
 def test_a_replay_counts_what_the_loader_counted(
     tmp_path: Path, model: Path, policy: str, slots: int, reserve: int
 ) -> None:
-    """Recalls ahead, all-hit layers told late, weights at a forward's end: a replay follows the loader in all of it."""
+    """Recalls ahead, layers told of late, forwards reported late: a replay follows the loader in all of it."""
     file = tmp_path / "routing"
     settings = {"policy": policy, "reserve": reserve, "record_routing": str(file)}
     with scripted_front(tmp_path, model, **settings) as front:

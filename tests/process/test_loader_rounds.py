@@ -10,7 +10,18 @@ import pytest
 from mtp_loader.store.packing.pack import pack
 from mtp_loader.store.packing.settings import PackSettings
 from mtp_protocol.expert_messages import FillFailed, Hint, Need, Released, Used, Welcome
-from mtp_protocol.loader_messages import Failed, Geometry, Pin, Pinned, Ready, Resize, Resized, Stats, StatsRequest
+from mtp_protocol.loader_messages import (
+    Beat,
+    Failed,
+    Geometry,
+    Pin,
+    Pinned,
+    Ready,
+    Resize,
+    Resized,
+    Stats,
+    StatsRequest,
+)
 from support.checkpoints import Head, make_checkpoint
 from support.loader_process import ScriptedEngine, ScriptedFront, scripted_front
 
@@ -259,3 +270,15 @@ def test_another_region_takes_the_place_of_the_first(front: ScriptedFront) -> No
     assert engine.greet() == Welcome((), 2)
     engine.ticket = 100
     random_waves(front, engine, 10, seed=4)
+
+
+def test_a_forward_that_began_with_another_loader_upsets_no_books(front: ScriptedFront) -> None:
+    """Its layers were told to the dead one; its report comes here, and the loader goes on."""
+    engine = ScriptedEngine(front, front.start(12))
+    engine.greet()
+    engine.send(Used(4, 1, (0,), ((0, ((0, 1),), ((0.5, 0.5),)),), 1, 1, 1))
+    random_waves(front, engine, 2, seed=3)
+    facts = front.await_fact("requests", lambda n: n == 2 + 2 * LAYERS * TOP_K)
+    assert facts["hits"] + facts["misses"] == facts["requests"]
+    front.await_message(Beat)
+    assert front.process is not None and front.process.poll() is None

@@ -14,7 +14,7 @@ def check_books(table: SlotTable, ledger: RequestLedger, geometry: Geometry, byt
     """
     table.check_integrity()
     if ledger.open_requests < 0:
-        raise LoaderBug("the engine reports more hits and misses than requests it told of")
+        raise LoaderBug(f"{ledger.requests} requests, but {ledger.hits} hits and {ledger.misses} misses")
     expected = 0
     for bank in table.banks:
         c = bank.counters

@@ -10,22 +10,15 @@ replay that goes through the recorded forwards layer by layer sees the same.
         if M: victims(len(M) + r - f, protected=E) are removed in one go, then M is inserted in order
 
 `insert` happens when a slot starts to fill and `remove` when its recall is sent, so neither depends on how long reads
-and answers take. Weights are known with `Used` only: policies that want them offer `weigh(event)`.
+and answers take.
 """
 
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
 
 from mtp_loader.policy.interface import Event, key_of
 from mtp_protocol.expert_messages import Need, Used
 
-
-@runtime_checkable
-class Weighing(Protocol):
-    """A policy that wants the router's weights, which come at the forward's end."""
-
-    def weigh(self, event: Event) -> None:
-        """A layer's whole event with its weights; it was recorded before."""
+_PROMPT = 0  # a Used's phase
 
 
 class RequestLedger:
@@ -55,8 +48,17 @@ class RequestLedger:
         self.forwards += 1
         self.hits += used.hits
         self.misses += used.misses
+        events = self._late(used)
+        # A forward that began with another loader was told of there.
+        self.requests = max(self.requests, self.hits + self.misses)
+        return events
+
+    def _late(self, used: Used) -> list[Event]:
         late = used.routing[used.told :]
-        return [self._event(layer, {e for row in rows for e in row}, len(used.tokens)) for layer, rows, _ in late]
+        events = [self._event(layer, {e for row in rows for e in row}, len(used.tokens)) for layer, rows, _ in late]
+        if used.phase == _PROMPT:  # of a long prompt Used names the last rows only, and its hits and misses are of all
+            self.requests = max(self.requests, self.hits + self.misses)
+        return events
 
     def abandon(self) -> None:
         """What is not reported now never will be: its engine is gone."""
@@ -67,17 +69,3 @@ class RequestLedger:
         self.requests += len(keys)
         self.events += 1
         return Event(layer, keys, (), tokens)
-
-
-def weighed_events(used: Used) -> list[Event]:
-    """Each layer's whole event with its router weights, summed over the forward's tokens."""
-    events = []
-    for layer, rows, weights in used.routing:
-        total: dict[int, float] = {}
-        for row, row_weights in zip(rows, weights, strict=False):
-            for expert, weight in zip(row, row_weights, strict=False):
-                total[expert] = total.get(expert, 0.0) + weight
-        experts = sorted(total)
-        keys = tuple(key_of(layer, e) for e in experts)
-        events.append(Event(layer, keys, tuple(total[e] for e in experts), len(used.tokens)))
-    return events

@@ -17,7 +17,7 @@ from mtp_loader.pool.readers import FillResult, ReaderThreads
 from mtp_loader.pool.region import PoolRegion
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.service.books import check_books
-from mtp_loader.service.ledger import RequestLedger, Weighing, weighed_events
+from mtp_loader.service.ledger import RequestLedger
 from mtp_loader.service.pins import read_pins
 from mtp_loader.service.settings import LoaderSettings
 from mtp_loader.service.watch import Watch
@@ -160,11 +160,6 @@ class PoolService:
     def _used(self, used: Used) -> None:
         for event in self.ledger.used(used):
             self._record(event)
-        if any(isinstance(bank.policy, Weighing) for bank in self.table.banks):
-            for event in weighed_events(used):
-                bank = self.table.bank_of(event.layer)
-                if bank is not None and isinstance(bank.policy, Weighing):
-                    bank.policy.weigh(event)
         self.watch.on_used(used)
         self.watch.pump()
 
