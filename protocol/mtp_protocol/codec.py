@@ -58,7 +58,8 @@ class Codec(Generic[M]):
             raise ProtocolError("bad_envelope", "expected the array [major, minor, tag, body]")
         major, minor, tag, body = envelope
         if major != MAJOR:
-            raise ProtocolError("bad_version", f"protocol version {major!r}; this end speaks {MAJOR}.{MINOR}")
+            said = major if isinstance(major, int) else f"a {type(major).__name__}"  # anything else may fill megabytes
+            raise ProtocolError("bad_version", f"protocol version {said}; this end speaks {MAJOR}.{MINOR}")
         reader = self._readers.get(tag) if isinstance(tag, str) else None
         if reader is None:
             raise ProtocolError("bad_tag", f"no message {str(tag)[:40]!r} in this direction")

@@ -2,7 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgpack
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from mtp_client.client import Client
 from mtp_client.errors import RequestRefused
+from mtp_daemon.front.desk import MAX_PINS
 from mtp_protocol import client_messages as c
 from mtp_protocol.client_messages import Finished, Tokens
+from mtp_protocol.codec import MAX_MESSAGE_BYTES
 from mtp_protocol.run_directory import client_address
 from support.fake_children import answer
 from support.front_process import DEADLINE_S, FrontProcess
@@ -120,6 +123,38 @@ def test_any_frames(front: FrontProcess, stranger: Stranger, frames: list[bytes]
     assert heard or late, "a message was dropped without a word"
     if len(frames) > 1:
         assert any(isinstance(m, c.Failed) and m.kind == "protocol" for m in heard)
+
+
+MIB = 1 << 20
+
+
+def _to_the_limit(make: Callable[[str], bytes]) -> bytes:
+    """The largest message there can be, by the text in it."""
+    return make("x" * (MAX_MESSAGE_BYTES - len(make("x" * MIB)) + MIB))
+
+
+def _submit(**fields: Any) -> bytes:
+    return bytes(msgpack.packb([1, 0, "Submit", {"ref": 1, "prompt_ids": [1], "max_tokens": 1, **fields}]))
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        (msgpack.packb([b"\0" * (15 * MIB), 0, "Hello", {}]), "protocol"),
+        (_to_the_limit(lambda x: bytes(msgpack.packb([1, 0, "Resize", {"ref": 1, "pool": x}]))), "bad_request"),
+        (_to_the_limit(lambda x: _submit(system=x)), "too_long"),
+        (_to_the_limit(lambda x: _submit(speculation=x)), "bad_request"),
+        (msgpack.packb([1, 0, "Pin", {"ref": 1, "experts": [[0, 1]] * (MAX_PINS + 1)}]), "bad_request"),
+    ],
+    ids=["version", "pool", "system", "speculation", "pins"],
+)
+def test_the_largest_messages_are_refused_in_few_words(
+    front: FrontProcess, stranger: Stranger, frame: bytes, kind: str
+) -> None:
+    """What is nearly too long to arrive is too long once quoted, or passed on with more beside it: both killed us."""
+    failures = [m for m in stranger.say([frame]) if isinstance(m, c.Failed)]
+    assert [m.kind for m in failures] == [kind] and len(failures[0].text) < 3000
+    assert front.process.poll() is None
 
 
 def test_bystander_and_books(front: FrontProcess, stranger: Stranger) -> None:

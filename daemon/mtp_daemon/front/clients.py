@@ -12,6 +12,8 @@ from mtp_protocol.client_messages import Alive, Failed, ToClient
 ALIVE_EVERY_S = 0.5
 # Replies that a client may leave unread; one that asks on and never reads has cut itself off.
 MAX_REPLIES = 256
+# A refusal may quote what was asked for, which may have filled a message by itself.
+MAX_REFUSAL = 2000
 # A client that has taken nothing for so long, though there was something for it, is given up.
 DEAF_LIMIT_S = 300.0
 # How soon a full client is tried again: at once costs a core, late costs it speed.
@@ -71,7 +73,7 @@ class Clients:
             known.cut_off = True
 
     def refuse(self, client: bytes, ref: int | None, error: RequestError) -> None:
-        self.reply(client, Failed(error.kind, str(error), ref=ref))
+        self.reply(client, Failed(error.kind, str(error)[:MAX_REFUSAL], ref=ref))
 
     def follow(self, client: bytes, stream: Stream) -> None:
         """A client that follows the request already begins anew: two streams of it could not be told apart."""

@@ -21,6 +21,7 @@ from mtp_protocol.geometry import Geometry, PoolLayout
 log = logging.getLogger("mtpd")
 
 MAX_SHUTDOWN_S = 3600.0
+MAX_PINS = 1 << 19
 
 
 class Desk:
@@ -77,6 +78,8 @@ class Desk:
             case c.Status():
                 self._clients.reply(client, c.Done(message.ref, self._status()))
             case c.Pin():
+                if len(message.experts) > MAX_PINS:
+                    raise RequestError("bad_request", f"at most {MAX_PINS} experts can be pinned at once")
                 self._pass_on(client, message.ref, now, lambda ref: ld.Pin(ref, message.experts))
             case c.Resize():
                 self._lineup.check_loader()

@@ -11,6 +11,7 @@ MAX_STOP_BYTES = 1024
 # The engine drafts no deeper whatever it is asked.
 MAX_DEPTH = 32
 MAX_REQUESTS_PER_CLIENT = 64
+MAX_WAY = 64
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Limits:
         self._check_prompt(submit)
         if len(submit.stop) > MAX_STOPS or any(not 0 < len(s.encode()) <= MAX_STOP_BYTES for s in submit.stop):
             raise RequestError("bad_request", f"stop: at most {MAX_STOPS} texts of 1 to {MAX_STOP_BYTES} bytes each")
+        if submit.speculation is not None and len(submit.speculation) > MAX_WAY:
+            raise RequestError("bad_request", "speculation: no way to draft has so long a name")
         if submit.depth is not None and not 0 <= submit.depth <= MAX_DEPTH:
             raise RequestError("bad_request", f"depth must lie in 0..{MAX_DEPTH}, not {submit.depth}")
         if not 0 <= submit.keep_s <= self.keep_limit_s:
@@ -46,18 +49,17 @@ class Limits:
     def _check_prompt(self, submit: Submit) -> None:
         if (submit.prompt is None) == (submit.prompt_ids is None):
             raise RequestError("bad_request", "give exactly one of prompt and prompt_ids")
-        if submit.prompt_ids is not None:
-            if not submit.prompt_ids:
-                raise RequestError("bad_request", "the prompt is empty: give at least one token")
-            if len(submit.prompt_ids) > self.context:
-                raise RequestError(
-                    "too_long", f"the prompt has {len(submit.prompt_ids)} tokens; the context is {self.context}"
-                )
-            return
-        assert submit.prompt is not None
-        size = len(submit.prompt.encode()) + len((submit.system or "").encode())
+        size = len((submit.prompt or "").encode()) + len((submit.system or "").encode())
         if size > self.max_prompt_bytes:
             raise RequestError("too_long", f"the prompt has {size} bytes; the limit is {self.max_prompt_bytes}")
+        if submit.prompt_ids is None:
+            return
+        if not submit.prompt_ids:
+            raise RequestError("bad_request", "the prompt is empty: give at least one token")
+        if len(submit.prompt_ids) > self.context:
+            raise RequestError(
+                "too_long", f"the prompt has {len(submit.prompt_ids)} tokens; the context is {self.context}"
+            )
 
 
 def limits_of(settings: Settings) -> Limits:
