@@ -2,28 +2,29 @@
 
 from collections.abc import Container, Sequence
 from math import log
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtp_loader.policy.interface import EXPERT_BITS, Event, expert_of, key_of, layer_of
 
-Row = NDArray[np.float64]
+Row = NDArray[np.float32]
 Experts = NDArray[np.intp]
 
 _EXPERT = (1 << EXPERT_BITS) - 1
-_DECAY = np.exp2([-1 / 4, -1 / 16, 0.0])[:, None]
+_ONE = np.float32(1.0)
+_DECAY = np.exp2(np.array([-1 / 4, -1 / 16, 0.0], dtype=np.float32))[:, None]
 _FEATURES = 5
-_PRIMED = np.minimum(1.0 / np.maximum(1.0 - _DECAY, 1e-9), 24.0)
+_PRIMED = np.minimum(_ONE / np.maximum(_ONE - _DECAY, np.float32(1e-9)), np.float32(24.0))
 _FLOOR = 0.01
-_FLOORS = np.array([_FLOOR, _FLOOR, _FLOOR, 1.0, 0.02])[:, None]
-_OLDEST = 200.0
+_FLOORS = np.array([_FLOOR, _FLOOR, _FLOOR, 1.0, 0.02], dtype=np.float32)[:, None]
+_OLDEST = np.float32(200.0)
 _MEMORY = 256
 _SHARPNESS = 4.0
 _AFTER = np.array([1.0, 0.5, 0.25, 0.125], dtype=np.float32)
-_RATE = 0.05
-_STEEPEST = 10.0
+_RATE = np.float32(0.05)
+_STEEPEST = np.float32(10.0)
+_SURE = np.float32(0.999)
 _START = (0.0, 0.7, 0.0, 0.0, 0.7)
 _PHASE = 1.0
 _UNSEEN = -8.0
@@ -36,14 +37,14 @@ class _Layer:
     def __init__(self) -> None:
         self.visits = 0
         self.width = 0
-        self.total = np.zeros((3, 1))
-        self.uses = np.zeros((3, 0))
-        self.last = np.zeros(0)
-        self.raw = np.zeros((_FEATURES, 0))
-        self.features = np.zeros((_FEATURES, 0))
-        self.chance = np.zeros(0)
-        self.score = np.zeros(0)
-        self.absent = np.zeros(0)
+        self.total = np.zeros((3, 1), dtype=np.float32)
+        self.uses = np.zeros((3, 0), dtype=np.float32)
+        self.last = np.zeros(0, dtype=np.float32)
+        self.raw = np.zeros((_FEATURES, 0), dtype=np.float32)
+        self.features = np.zeros((_FEATURES, 0), dtype=np.float32)
+        self.chance = np.zeros(0, dtype=np.float32)
+        self.score = np.zeros(0, dtype=np.float32)
+        self.absent = np.zeros(0, dtype=np.float32)
         self.memory = np.zeros((2 * _MEMORY, 0), dtype=np.float32)  # rows in order of time, moved down when full
         self.filled = 0
 
@@ -53,7 +54,7 @@ class _Layer:
         more = width - self.width
         self.uses = np.pad(self.uses, ((0, 0), (0, more)))
         self.last = np.pad(self.last, (0, more), constant_values=-_OLDEST)
-        self.raw = np.zeros((_FEATURES, width))
+        self.raw = np.zeros((_FEATURES, width), dtype=np.float32)
         self.features = np.pad(self.features, ((0, 0), (0, more)))
         self.chance = np.pad(self.chance, (0, more))
         self.score = np.pad(self.score, (0, more), constant_values=_UNSEEN)
@@ -71,48 +72,53 @@ class _Layer:
     def lesson(self, experts: Experts) -> Row:
         """The gradient of the last forecast's error, now that the answer is known: [features]."""
         error = self.chance
-        error[experts] -= 1.0
-        return self.features @ error
+        error[experts] -= _ONE
+        gradient: Row = self.features @ error
+        return gradient
 
     def forecast(self, experts: Experts, weights: Row) -> None:
         """Takes a visit's experts in and scores every expert: score = log of its chance at the next visit."""
         self.visits += 1
-        self.uses *= _DECAY
-        self.uses[:, experts] += 1.0
-        self.total = self.total * _DECAY + 1.0
-        self.last[experts] = self.visits
         raw = self.raw
-        np.divide(self.uses, self.total, out=raw[:3])
-        np.minimum(self.visits - self.last, _OLDEST, out=raw[3])
-        raw[4] = self._followers(experts)
+        newest = self._remember(experts)
+        self.uses *= _DECAY
+        self.uses += newest
+        self.total = self.total * _DECAY + _ONE
+        self.last[experts] = self.visits
+        np.multiply(self.uses, _ONE / self.total, out=raw[:3])
+        np.minimum(np.float32(self.visits) - self.last, _OLDEST, out=raw[3])
+        raw[4] = self._followers(newest, len(experts))
         raw += _FLOORS
         np.log(raw, out=self.features)
         score = weights @ self.features
         chance = np.exp(score)
         scale = len(experts) / float(np.add.reduce(chance))
-        chance *= scale
-        self.chance = np.minimum(chance, 0.999, out=chance)
-        score += log(scale)
+        chance *= np.float32(scale)
+        self.chance = np.minimum(chance, _SURE, out=chance)
+        score += np.float32(log(scale))
         self.score = score
 
-    def _followers(self, experts: Experts) -> NDArray[Any] | float:
-        """Who was asked for within four visits after one that looked like this: kernel regression over the last 256."""
+    def _remember(self, experts: Experts) -> Row:
+        """The visit as a row of ones and zeros, kept; a view."""
         if self.filled == len(self.memory):
             self.memory[:_MEMORY] = self.memory[-_MEMORY:]
             self.filled = _MEMORY
-        newest = self.memory[self.filled]
+        newest: Row = self.memory[self.filled]
         newest[:] = 0.0
         newest[experts] = 1.0
         self.filled += 1
+        return newest
+
+    def _followers(self, newest: Row, asked: int) -> Row | float:
+        """Who was asked for within four visits after one that looked like this: kernel regression over the last 256."""
         seen = self.memory[max(self.filled - _MEMORY, 0) : self.filled]
         if len(seen) < 3:
             return 0.0
-        alike = np.exp((seen[:-1] @ newest) * np.float32(_SHARPNESS / len(experts)))
+        alike = np.exp((seen[:-1] @ newest) * np.float32(_SHARPNESS / asked))
         followed = np.zeros(len(seen), dtype=np.float32)
-        for after, worth in enumerate(_AFTER[: len(alike)], 1):
-            followed[after:] += alike[: len(seen) - after] * worth
-        followed *= np.float32(1.0) / np.add.reduce(followed)
-        followers: NDArray[Any] = followed @ seen
+        followed[1:] = np.convolve(alike, _AFTER)[: len(alike)]
+        followed *= _ONE / np.add.reduce(followed)
+        followers: Row = followed @ seen
         return followers
 
 
@@ -130,12 +136,12 @@ class Forecast:
     """
 
     def __init__(self) -> None:
-        self._weights = np.array(_START)
-        self._squares = np.full(_FEATURES, 0.1)
+        self._weights = np.array(_START, dtype=np.float32)
+        self._squares = np.full(_FEATURES, 0.1, dtype=np.float32)
         self._layers: dict[int, _Layer] = {}
         self._ids: list[int] = []
         self._row: dict[int, int] = {}
-        self._low = np.zeros(0)
+        self._low = np.zeros(0, dtype=np.float32)
         self._stale: set[int] = set()
         self._asked = 0
 
@@ -154,7 +160,7 @@ class Forecast:
 
     def prime(self, layer: int, frequencies: Sequence[float]) -> None:
         """See `Primed`."""
-        self._layer(layer, len(frequencies) - 1).prime(np.array(frequencies))
+        self._layer(layer, len(frequencies) - 1).prime(np.array(frequencies, dtype=np.float32))
         self._stale.add(layer)
 
     def insert(self, key: int) -> None:
@@ -194,7 +200,7 @@ class Forecast:
         """By row: how far off the layer's next visit is, in nats; the layer asked just now is the farthest."""
         layers = len(self._ids)
         rounds = (np.arange(layers) - self._row.get(self._asked, 0) - 1) % max(layers, 1)
-        return np.asarray(rounds * (_PHASE / max(layers, 1)), dtype=np.float64)
+        return np.asarray(rounds * (_PHASE / max(layers, 1)), dtype=np.float32)
 
     def _refresh(self) -> None:
         """The lowest candidate's score of each layer that changed since."""
@@ -209,7 +215,7 @@ class Forecast:
             layer = self._layers[identity] = _Layer()
             self._ids = sorted(self._layers)
             self._row = {identity: row for row, identity in enumerate(self._ids)}
-            self._low = np.zeros(len(self._ids))
+            self._low = np.zeros(len(self._ids), dtype=np.float32)
             self._stale = set(self._ids)
         if expert >= layer.width:
             layer.widen(expert)
