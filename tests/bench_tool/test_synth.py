@@ -11,7 +11,7 @@ from mlx_lm.models.switch_layers import SwitchGLU
 from mlx_lm.utils import load
 
 from mtp_daemon.bench.cli import main
-from mtp_daemon.bench.routing_plan import random_plan, tile_plan, trace_plan
+from mtp_daemon.bench.routing_plan import random_plan, trace_plan
 from mtp_daemon.bench.synth import Shape
 from mtp_daemon.errors import UserError
 
@@ -65,13 +65,6 @@ def test_a_trace_s_decode_steps_are_the_plan(tmp_path: Path) -> None:
     assert plan[0].tolist()[:3] == [[3, 1], [5, 3], [3, 1]], "its own experts first, then the most recent ones"
     assert all(2 in row for row in plan[1].tolist())
     assert all(len(set(row)) == 2 for row in plan.reshape(-1, 2).tolist())
-
-
-def test_tiling_keeps_each_copy_s_own_reuse() -> None:
-    recorded = random_plan(2, 30, 8, 2, 0)
-    plan = tile_plan(recorded, 8, layers=2, experts=16, top_k=4)
-    assert plan[0, :, :2].tolist() == recorded[0].tolist()
-    assert plan[0, :, 2:].tolist() == (np.roll(recorded[0], -15, axis=0) + 8).tolist()
 
 
 def test_what_cannot_be_made_is_refused_before_anything_is_written(

@@ -1,4 +1,4 @@
-"""Which experts each token of a synthetic checkpoint goes to: a recorded trace, the demo model's own, or random.
+"""Which experts each token of a synthetic checkpoint goes to: a recorded trace, or random.
 
 A plan is an int array `[layers, tokens, top_k]` of expert numbers, distinct along the last axis. Uniform random routing
 says nothing about caching; it is here to compare with published figures that were taken on it, and says its name.
@@ -55,26 +55,3 @@ def _decode_steps(path: Path) -> list[dict[int, list[int]]]:
     if not steps:
         raise UserError(f"{path} records no decode step")
     return [steps[key] for key in sorted(steps)]
-
-
-def tile_plan(recorded: Plan, recorded_experts: int, layers: int, experts: int, top_k: int) -> Plan:
-    """A model's recorded routing as a plan for a larger one: copies of it side by side, each at another time.
-
-    `recorded` is `[layers, tokens, k]`; copy c uses experts `c * recorded_experts …` and starts `c / copies` of the
-    recording later, so that reuse within a copy is the recorded model's own.
-    """
-    copies = experts // recorded_experts
-    if copies < 1 or top_k % copies or top_k // copies > recorded.shape[2]:
-        raise UserError(
-            f"a routing of {recorded_experts} experts, top-{recorded.shape[2]}, does not tile "
-            f"{experts} experts, top-{top_k}"
-        )
-    each, tokens = top_k // copies, recorded.shape[1]
-    plan = np.zeros((layers, tokens, top_k), dtype=np.int64)
-    for layer in range(layers):
-        source, turn = layer % recorded.shape[0], layer // recorded.shape[0]
-        for copy in range(copies):
-            shift = (copy * tokens) // copies + turn * tokens // 3
-            rows = np.roll(recorded[source], -shift, axis=0)[:, :each]
-            plan[layer, :, copy * each : (copy + 1) * each] = rows + copy * recorded_experts
-    return plan
