@@ -11,7 +11,7 @@ import pytest
 
 from mtp_loader.cli import COMMANDS, main
 from mtp_loader.errors import NoSuchModel
-from mtp_loader.store import resolve_model
+from mtp_loader.store import open_source, resolve_model
 from support.checkpoints import Head, make_checkpoint
 
 
@@ -165,3 +165,12 @@ def test_a_model_of_the_cache_is_found_by_its_id(source: Path, tmp_path: Path, m
             resolve_model("someone/some-model")
     with pytest.raises(NoSuchModel, match="is a file"):
         resolve_model(str(source / "config.json"))
+
+
+def test_the_shipped_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`demo` means the same to every command; a directory of that name goes before it."""
+    monkeypatch.chdir(tmp_path)
+    shipped = open_source(resolve_model("demo"), widen=False).geometry
+    assert shipped.packed and any(layer.is_head for layer in shipped.layers)
+    (tmp_path / "demo").mkdir()
+    assert resolve_model("demo") == Path("demo")

@@ -1,7 +1,6 @@
 """`mtpd serve`: the service itself."""
 
 import argparse
-import importlib.util
 import logging
 import sys
 from pathlib import Path
@@ -39,20 +38,8 @@ def run(args: argparse.Namespace) -> int:
     if settings.model is None:
         raise UserError("no model: give a directory or an id, as in `mtpd serve demo`, or set model in the file")
     run_directory = args.run_dir if args.run_dir is not None else default_run_directory()
-    serve(settings, model_directory(settings.model), run_directory, _say)
+    serve(settings, resolve_model(settings.model).resolve(), run_directory, _say)
     return 0
-
-
-def model_directory(name: str) -> Path:
-    """Raises NoSuchModel; "demo" is the shipped model unless there is a directory of that name."""
-    if name == "demo" and not Path(name).is_dir():
-        package = importlib.util.find_spec("mtp_daemon")
-        assert package is not None and package.origin is not None  # it is the package we run from
-        shipped = Path(package.origin).parent / "demo_model"
-        if not shipped.is_dir():
-            raise UserError(f"the demo model is not in this installation ({shipped} is missing): give a model")
-        return shipped
-    return resolve_model(name).resolve()
 
 
 def _say(text: str) -> None:

@@ -14,6 +14,8 @@ from mtp_protocol.geometry import Geometry, PoolLayout
 _CPU_WEIGHTS_PER_S = 0.67e9
 _METAL_WEIGHTS_PER_S = 60e9
 _DISK_PER_S = 3e9
+# Both sides are estimates of the worst case: nearer to each other than this, they do not say which one binds.
+_CLEAR = 4.0
 
 
 def resident_share(geometry: Geometry, layout: PoolLayout) -> float:
@@ -60,7 +62,8 @@ def _bound(model: Path, geometry: Geometry, share: float, touched: int, facts: M
     metal = facts.get("backend") == "metal" or (sys.platform == "darwin" and "backend" not in facts)
     compute_s = touched / (_METAL_WEIGHTS_PER_S if metal else _CPU_WEIGHTS_PER_S)
     read_s = geometry.worst_bytes_per_token * (1 - share) / disk
-    which = "the disk" if read_s > compute_s else "compute"
+    sure = max(read_s, compute_s) > _CLEAR * min(read_s, compute_s)
+    which = ("the disk" if read_s > compute_s else "compute") if sure else "the disk or compute, too close to tell"
     how = "measured" if measured else "an estimate"
     return (
         f"{which}: up to {1000 * read_s:.1f} ms of reads a token at {disk / 1e9:.2f} GB/s ({how}), "

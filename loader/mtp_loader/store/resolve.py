@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mtp_loader.errors import NoSuchModel
 
+DEMO = "demo"  # the model that is shipped with mtpd
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*")  # in practice a commit's 40 hex digits
 
@@ -19,15 +20,21 @@ def hub_cache() -> Path:
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of a model given as a path or as a Hugging Face id that is in the local cache.
+    """The directory of a model: a path, a Hugging Face id that is in the local cache, or "demo".
 
-    Raises NoSuchModel; for an id that is not cached the text holds the command that fetches it.
+    Raises NoSuchModel; for an id that is not cached the text holds the command that fetches it. A directory called
+    demo goes before the shipped model.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     if path.exists():
         raise NoSuchModel(f"{name} is a file; give the directory that holds the model's config.json")
+    if name == DEMO:
+        shipped = Path(__file__).parents[1] / "demo_model"
+        if not shipped.is_dir():
+            raise NoSuchModel(f"the demo model is not in this installation ({shipped} is missing): give a model")
+        return shipped
     if not HUB_ID.fullmatch(name) or name.startswith((".", "/", "~")):
         raise NoSuchModel(f"{name}: no such directory, and not a Hugging Face id (owner/name) either")
     snapshot = _cached(hub_cache() / f"models--{name.replace('/', '--')}")

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mtp_daemon.commands.serve import model_directory
+from mtp_loader.store.resolve import resolve_model
 from support.soak.run import Plan, Report, soak
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("soak"), help="folder for soak.svg and soak.json")
     args = parser.parse_args()
     plan = Plan(
-        model_directory(args.model), args.minutes, args.seed, args.out, args.clients, args.pool_share,
+        resolve_model(args.model).resolve(), args.minutes, args.seed, args.out, args.clients, args.pool_share,
         every_s=args.every, hang_s=args.hang,
     )  # fmt: skip
     report = soak(plan, lambda text: print(text, flush=True))

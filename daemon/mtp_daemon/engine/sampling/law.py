@@ -16,6 +16,8 @@ import numpy as np
 from mtp_protocol.sampling import Sampling
 
 PENALTY_WINDOW = 20
+# What is colder is as cold: float32 makes a smaller temperature zero, and log weights over it infinite or no number.
+COLDEST = 1e-30
 
 
 class Law:
@@ -68,7 +70,7 @@ class Law:
         if 0 < settings.top_k < kept.shape[-1]:
             kth = mx.topk(kept, settings.top_k, axis=-1).min(axis=-1, keepdims=True)
             kept = mx.where(kept < kth, -mx.inf, kept)
-        return kept / settings.temperature
+        return kept / max(settings.temperature, COLDEST)
 
     def log_probabilities(self, adjusted: mx.array) -> mx.array:
         """The normalised law [R, V], -inf for a token it never draws. Greedy: the softmax the argmax is taken of."""
