@@ -5,6 +5,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +158,35 @@ def test_a_damaged_record_works_again_once_another_file_is_in_its_place(
     (tmp_path / "new").write_bytes(sound)
     os.replace(tmp_path / "new", source.path)
     assert load(reader, region, 1, 0) == expected(source, 1)
+    reader.close()
+
+
+@pytest.mark.parametrize("damage", ["checksum", "cut"])
+def test_a_replaced_file_is_found_by_every_reader(
+    tmp_path: Path, region_of: Callable[..., PoolRegion], damage: str
+) -> None:
+    """Two read the old file, one opens the new one: the other reads again too, though the path is no news any more."""
+    source = PlainSource(tmp_path / "experts", 3)
+    sound = source.path.read_bytes()
+    bad = sound[:4096] + b"\xff" * (len(sound) - 4096) if damage == "checksum" else sound[:4096]
+    both, replaced = threading.Barrier(2), threading.Barrier(2, lambda: os.replace(tmp_path / "new", source.path))
+    first: dict[int, bool] = {}
+
+    def preadv(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        count = os.preadv(fd, buffers, offset)
+        me = threading.get_ident()
+        if me not in first:
+            first[me] = True
+            both.wait(5)
+            replaced.wait(5)
+        return count
+
+    region, reader = region_of(source), reader_of(source, preadv, direct=False)
+    source.path.write_bytes(bad)
+    (tmp_path / "new").write_bytes(sound)
+    with ThreadPoolExecutor(2) as threads:
+        loaded = [threads.submit(load, reader, region, expert, expert) for expert in (1, 2)]
+        assert [x.result(10) for x in loaded] == [expected(source, 1), expected(source, 2)]
     reader.close()
 
 

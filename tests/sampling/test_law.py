@@ -83,6 +83,15 @@ def test_the_filters_keep_what_mlx_lms_keep(top_p: float, min_p: float, top_k: i
     assert ((np.array(ours) > -np.inf) == (np.array(theirs) > -np.inf)).all()
 
 
+@pytest.mark.parametrize("temperature", [1e-9, 1e-30, 1e-38, 1e-45, 5e-324])
+def test_nearly_no_temperature_is_greedy(temperature: float) -> None:
+    """Below float32's smallest numbers the law was NaN, and the tokens were noise."""
+    law = Law(Sampling(temperature=temperature, logit_bias={3: -1e4}))
+    adjusted = law.adjusted(mx.array(LOGITS), HISTORIES)
+    ours = np.exp(np.array(law.log_probabilities(adjusted)))
+    assert np.array_equal(ours, np.eye(LOGITS.shape[-1])[np.array(adjusted).argmax(-1)])
+
+
 def test_tied_tokens_are_kept_together() -> None:
     """Which of several equal tokens a partial sort keeps may change with the batch's shape; keeping all cannot."""
     logits = mx.array([[1.0, 2.0, 2.0, 2.0, 0.0]])

@@ -67,7 +67,9 @@ class ExpertReader:
             return
         rows = region.rows(place.bank, place.slot)
         problem = self._problem(place, rows, extents)
-        if problem is not None and sum(self.files[i].reopen() for i in {extent.file for extent in extents}):
+        # Replaced just now, or by another reader while this one read what was there before.
+        anew = problem is not None and sum(self.files[i].reopen() for i in {extent.file for extent in extents})
+        if problem is not None and (anew or self._generation(extents)):
             for extent in extents:
                 self.read(region, place, extent)
             problem = self._problem(place, rows, extents)

@@ -90,11 +90,14 @@ class ExpertFile:
         opened anew when the file has gone or been replaced.
         """
         failure: tuple[int, str] | None = None  # not the error: its traceback would keep the buffers
+        used: _Descriptors | None = None
         for attempt in range(_EIO_RETRIES + 2):
-            if attempt and not self._worth_another(failure, attempt):
+            # Another reader may have opened the path anew while this one read what was there before.
+            if attempt and not self._worth_another(failure, attempt) and used is self._open:
                 break
             try:
                 with self._using() as opened:
+                    used = opened
                     if self._read_once(opened, offset, buffers, aligned) >= needed:
                         return
                 failure = None
