@@ -81,6 +81,18 @@ def test_s3_fifo_keeps_what_was_used_again_and_remembers_who_left() -> None:
     assert 2 not in policy.victims(3, ())
 
 
+def test_s3_fifo_moves_what_it_steps_over() -> None:
+    """1 was used in the small queue, so the eviction of 2 moves it to the main one, its uses spent; 2, that comes back
+
+    later, stands behind it. Left where it was, 1 would be stepped over at every later miss.
+    """
+    policy = S3Fifo()
+    play(policy, [(1,), (2,), (3,), (1,), (1,), (1,)])
+    policy.remove(2)
+    play(policy, [(2,)])
+    assert policy.victims(9, ()) == [3, 1, 2]
+
+
 def test_belady_gives_up_what_is_needed_last() -> None:
     future = [Event(0, (key_of(0, e),)) for e in (1, 2, 3, 1, 2)]
     policy = Belady(future)

@@ -35,14 +35,19 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["s.npz"]
 
 
-@pytest.mark.parametrize("damage", ["half", "empty", "noise", "zip"])
+@pytest.mark.parametrize("damage", ["half", "empty", "noise", "zip", "deflate"])
 def test_a_damaged_file_is_ignored_with_a_line(tmp_path: Path, damage: str) -> None:
     """Half-written by a crash or a full disk: a line for the log, and a predictor as it was."""
     path = tmp_path / "s.npz"
     save(taught(), "abc", path)
     whole = path.read_bytes()
     flipped = whole[:200] + bytes(255 - b for b in whole[200:400]) + whole[400:]
-    path.write_bytes({"half": whole[: len(whole) // 2], "empty": b"", "noise": b"x" * 99, "zip": flipped}[damage])
+    if damage == "deflate":  # written by another program, compressed
+        np.savez_compressed(path, version=np.arange(500))
+        packed = path.read_bytes()
+        whole = flipped = packed[:90] + bytes(255 - b for b in packed[90:200]) + packed[200:]
+    contents = {"half": whole[: len(whole) // 2], "empty": b"", "noise": b"x" * 99, "zip": flipped, "deflate": flipped}
+    path.write_bytes(contents[damage])
     p = predictor()
     assert "ignored" in (load(p, "abc", path) or "")
     assert p.likely(9, [0, 1, 2]) == []
