@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mtp_daemon.engine.decode.rollback import Snapshot
 from mtp_daemon.engine.decode.target import Target
+from mtp_loader.store.resolve import resolve_model
 from support.decoding import decoder
 from support.resident import resident_target
 
@@ -95,7 +96,7 @@ def verify_costs(on: Target, prompt: list[int]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=resolve_model, nargs="?", default=resolve_model("demo"), help="default: demo")
     parser.add_argument("--prompts", type=Path, help="JSON list of texts; default: random ids")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--count", type=int, default=4, help="prompts measured")
