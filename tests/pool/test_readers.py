@@ -202,6 +202,21 @@ def test_descriptors_of_replaced_files_do_not_pile_up(tmp_path: Path, region_of:
     reader.close()
 
 
+def test_a_file_replaced_during_a_read_is_closed_when_the_read_ends(tmp_path: Path) -> None:
+    """Never under a reader's hands, where its number might name another file by then, and never later."""
+    (tmp_path / "file").write_bytes(bytes(8192))
+
+    def preadv(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        assert file.reopen(same_file_too=True)
+        return os.preadv(fd, buffers, offset)  # would be EBADF
+
+    file = ExpertFile(tmp_path / "file", direct=True, preadv=preadv)
+    before = len(os.listdir("/dev/fd"))
+    file.read(0, [memoryview(bytearray(100))], 100, aligned=False)
+    assert len(os.listdir("/dev/fd")) == before
+    file.close()
+
+
 class Gate:
     """A preadv that lets reads begin one by one, and knows in which order they did."""
 
