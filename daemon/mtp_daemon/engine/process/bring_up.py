@@ -80,7 +80,8 @@ def _facts(loaded: Loaded, head: LoadedHead, vocabulary: Vocabulary) -> dict[str
 
 def _stream_settings(settings: EngineSettings) -> StreamSettings:
     limits = Limits(loader_s=settings.loader_limit_s)
-    return StreamSettings(hints_ahead=settings.hints_ahead, verify_slots=settings.verify_slots, limits=limits)
+    ahead = settings.hints_ahead
+    return StreamSettings(ahead, hint_prompts=ahead > 0, verify_slots=settings.verify_slots, limits=limits)
 
 
 def _verifier(model: Path, settings: EngineSettings, pool: Pool, region_fd: int) -> SlotVerifier | None:
