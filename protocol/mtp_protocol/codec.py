@@ -20,6 +20,7 @@ from mtp_protocol.errors import ProtocolError
 MAJOR = 1
 MINOR = 0
 MAX_MESSAGE_BYTES = 16 << 20
+MAX_ITEMS = 1 << 20  # of an array or a map: more small objects than this keep a receiver busy for seconds
 
 Reader = Callable[[Any, str], Any]
 
@@ -51,7 +52,7 @@ class Codec(Generic[M]):
         if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError("too_large", f"{len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
         try:
-            envelope = msgpack.unpackb(data, strict_map_key=False)
+            envelope = msgpack.unpackb(data, strict_map_key=False, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS)
         except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:  # TypeError: a list as a key
             raise ProtocolError("not_msgpack", f"not a MessagePack value: {error}") from error
         if not isinstance(envelope, list) or len(envelope) != 4:

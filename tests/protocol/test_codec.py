@@ -118,6 +118,12 @@ def test_each_fault_has_its_kind() -> None:
     assert _kind(b"x" * (codec.MAX_MESSAGE_BYTES + 1)) == "too_large"
 
 
+def test_a_message_of_too_many_small_things_is_refused_at_once() -> None:
+    """Within the limit of bytes, and yet millions of objects: decoding them would keep the front from everybody."""
+    pairs = msgpack.packb([MAJOR, MINOR, "Pin", {"ref": 1, "experts": [[0, 0]] * (codec.MAX_ITEMS + 1)}])
+    assert len(pairs) < codec.MAX_MESSAGE_BYTES and _kind(pairs) == "not_msgpack"
+
+
 def test_a_newer_minor_version_may_add_fields() -> None:
     body = {"ref": 1, "request": b"x", "added_later": [1]}
     assert from_client.decode(msgpack.packb([MAJOR, MINOR + 1, "Cancel", body])) == Cancel(1, b"x")

@@ -15,6 +15,7 @@ from mtp_loader.store import open_source
 from mtp_loader.store.index import read_index
 from mtp_loader.store.packing.pack import pack
 from mtp_loader.store.packing.settings import PackSettings
+from mtp_loader.store.whole_files import check_whole_files
 from support.checkpoints import Head, make_checkpoint
 from support.expert_bytes import all_bytes
 
@@ -155,3 +156,14 @@ def test_fuzzed_indexes_are_refused_or_read_inside_the_files(packed: Path, tmp_p
     except LoaderError:
         return
     all_bytes(source)
+
+
+@pytest.mark.parametrize("name", ["model-dense-00001.safetensors", "mtp-dense.safetensors", "config.json"])
+def test_a_changed_byte_outside_the_experts_is_named(store: Path, name: str) -> None:
+    """Of the same size, so that nothing else shows it: dense weights that changed would give wrong tokens silently."""
+    check_whole_files(store)
+    data = bytearray((store / name).read_bytes())
+    data[-1] ^= 1
+    (store / name).write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match=name):
+        check_whole_files(store)

@@ -30,7 +30,7 @@ from mtp_daemon.front.recruit import Program, Recruiter, python_module
 from mtp_daemon.front.run_lock import RunLock
 from mtp_daemon.front.sessions import Sessions
 from mtp_daemon.front.signals import StopSignals
-from mtp_daemon.front.status import service_status
+from mtp_daemon.front.status import service_status, shown
 from mtp_daemon.front.watchdog import Watchdog
 from mtp_protocol.run_directory import children_address, client_address
 
@@ -79,7 +79,7 @@ class Front:
         self._lineup = Lineup(recruiter, self._children, self._sessions, self._errands, budget.layout)
         self._pool_size = PoolSize(self._lineup, pressure_source(settings.pressure))
         self._desk = Desk(
-            str(model), self._clients, self._sessions, self._lineup, self._errands,
+            shown(model), self._clients, self._sessions, self._lineup, self._errands,
             self._status, self._drain, budget.nbytes, self._pool_size.want,
         )  # fmt: skip
         self._watchdog = Watchdog()
@@ -233,7 +233,7 @@ class Front:
         return {
             "phase": self._phase,
             "pid": os.getpid(),
-            "model": str(self._model),
+            "model": shown(self._model),
             "run_dir": str(self._lock.run_directory),
             "tcp": None if (curve := self._port.curve) is None else {"at": curve.address, "refused": curve.refused},
             "running_s": round(self._clock.now, 3),

@@ -1,5 +1,7 @@
 """The service's account of itself: one nested map, for `mtpd status` and for scripts."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 from mtp_daemon.front.announce import resident_share
@@ -7,6 +9,11 @@ from mtp_daemon.front.clients import Clients
 from mtp_daemon.front.lineup import Lineup
 from mtp_daemon.front.sessions import Sessions
 from mtp_daemon.front.supervise import Supervisor
+
+
+def shown(path: Path) -> str:
+    """A path as text that can travel: a name that is not UTF-8 loses its odd bytes."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def service_status(lineup: Lineup, sessions: Sessions, clients: Clients) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 from mtp_loader.progress import Bar, size_text
 from mtp_loader.store import find_head, open_source, resolve_model
-from mtp_loader.store.checksum import checksum_of
 from mtp_loader.store.index import PackedIndex, is_packed, read_index
+from mtp_loader.store.whole_files import damaged_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
 def faults(index: PackedIndex, progress: Callable[[int], None]) -> Iterator[str]:
     """A line for each part whose bytes are not what the packer wrote."""
-    for entry in index.files:
-        if entry.crc32 is not None and checksum_of(index.path / entry.name, progress) != entry.crc32:
-            yield f"{index.path / entry.name}: its checksum is wrong"
+    for damaged in damaged_files(index, progress):
+        yield f"{damaged}: its checksum is wrong"
     for layer in index.layers:
         path = index.path / index.files[layer.file].name
         nbytes = index.banks[layer.bank].nbytes

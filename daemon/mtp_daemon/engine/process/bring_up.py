@@ -21,6 +21,7 @@ from mtp_daemon.engine.stream import ExpertStream, StreamSettings
 from mtp_daemon.engine.text import Vocabulary, load_vocabulary
 from mtp_daemon.engine.verify import SlotVerifier
 from mtp_loader.store.open import open_source
+from mtp_loader.store.whole_files import check_whole_files
 from mtp_protocol.engine_messages import Pool
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ def bring_up(
 ) -> tuple[Serving, int]:
     """Everything that a request needs, and the pool's generation.
 
-    Raises RequestRefused for a model that cannot be served, EnvironmentFailed, EngineStopping; OSError from files.
+    Raises RequestRefused for a model that cannot be served, LoaderError for damaged files, EnvironmentFailed,
+    EngineStopping; OSError from files.
     """
     backend = use_device()
     pool, region_fd = mailbox.wait_for_pool(POOL_S)
@@ -47,9 +49,11 @@ def bring_up(
         context, mailbox.life, epoch, pool.geometry, pool.layout, region_fd, _stream_settings(settings), verifier
     )
     stats = stream.stats
-    # What moves within one step: a layer's read, and, while dense weights load, the memory they take.
-    activity.counters = lambda: stats.host_reads + stats.demands + mx.get_active_memory()
+    # What moves within one step: a layer's read, and, while dense weights are checked and loaded, their bytes.
+    checked: list[int] = []
+    activity.counters = lambda: stats.host_reads + stats.demands + len(checked) + mx.get_active_memory()
     activity.busy = True
+    check_whole_files(model, checked.append)
     loaded = load_streamed(model, stream)
     vocabulary = load_vocabulary(model, loaded.config)
     head = _head(loaded, stream, model, settings)
