@@ -47,7 +47,7 @@ def test_a_hand_counted_trace() -> None:
 
 
 def test_an_events_own_experts_are_never_its_victims() -> None:
-    """Belady knows that 1 and 2 are never needed after this event, and would give up 1, which the event itself needs."""
+    """Belady knows that 1 and 2 are never needed after this event, and would give up 1, which the event needs."""
     trace = trace_of([visit(0, 1, 2), visit(0, 1, 3)], 1, 4)
     bank = make_banks(trace, maker("belady"), {0: 2}, 0, ())[0]
     for event in trace.events:
