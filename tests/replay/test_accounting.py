@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from mtp_loader.policy.interface import Event, key_of
 from mtp_loader.policy.registry import CLAIRVOYANT, NAMES
+from mtp_loader.replay.disk import Machine
 from mtp_loader.replay.run import make_banks, replay
 from mtp_loader.replay.table import maker
-from mtp_loader.replay.timeline import Machine, Timeline, make_predictor
+from mtp_loader.replay.timeline import Timeline, make_predictor
 from mtp_loader.replay.trace import DECODE, Forward, LayerFacts, Trace
 from support.traces import made_up_events
 

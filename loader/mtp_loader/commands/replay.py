@@ -13,10 +13,10 @@ from pathlib import Path
 from mtp_loader.errors import BadRequest
 from mtp_loader.policy.registry import CLAIRVOYANT, NAMES
 from mtp_loader.replay.csv_trace import read_csv
+from mtp_loader.replay.disk import Machine
 from mtp_loader.replay.picture import Curves, draw
 from mtp_loader.replay.recording import is_recording, read_recording
 from mtp_loader.replay.table import PREDICTORS, Plan, Row, as_json, as_text, rows
-from mtp_loader.replay.timeline import Machine
 from mtp_loader.replay.trace import Trace
 
 _EVERY = (*NAMES, CLAIRVOYANT)

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from mtp_loader.errors import BadRequest
 from mtp_loader.policy.interface import Event, Policy
 from mtp_loader.policy.registry import CLAIRVOYANT, make_policy
+from mtp_loader.replay.disk import Machine
 from mtp_loader.replay.run import MakePolicy, Tally, replay
-from mtp_loader.replay.timeline import Machine, Timeline, make_predictor
+from mtp_loader.replay.timeline import Timeline, make_predictor
 from mtp_loader.replay.trace import DECODE, PROMPT, Trace
 
 PREDICTORS = ("none", "blend")
