@@ -6,7 +6,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_loader.policy.interface import EXPERT_BITS, Event, expert_of, key_of, layer_of
+from mtp_loader.policy.interface import EXPERT_BITS, Event, key_of
 
 Row = NDArray[np.float32]
 Experts = NDArray[np.intp]
@@ -14,10 +14,11 @@ Experts = NDArray[np.intp]
 _EXPERT = (1 << EXPERT_BITS) - 1
 _ONE = np.float32(1.0)
 _DECAY = np.exp2(np.array([-1 / 4, -1 / 16, 0.0], dtype=np.float32))[:, None]
-_FEATURES = 5
+_FEATURES, _AGE, _FOLLOWERS = 5, 3, 4
 _PRIMED = np.minimum(_ONE / np.maximum(_ONE - _DECAY, np.float32(1e-9)), np.float32(24.0))
-_FLOOR = 0.01
-_FLOORS = np.array([_FLOOR, _FLOOR, _FLOOR, 1.0, 0.02], dtype=np.float32)[:, None]
+_FLOOR = np.float32(0.01)
+_FOLLOWERS_FLOOR = np.float32(0.02)
+_NOTHING = np.float32(1e-6)
 _OLDEST = np.float32(200.0)
 _MEMORY = 256
 _SHARPNESS = 4.0
@@ -32,19 +33,24 @@ _WIDTH = 64
 
 
 class _Layer:
-    """One layer's experts: what is known of each (columns), and the forecast made at the last visit."""
+    """One layer's experts: what is known of each (columns), and the forecast made at the last visit.
+
+    `raw` holds the features before the logarithm: three decaying counts of uses, the age in visits, the share of
+    followers. A count is not divided by the visits it is of: that shifts the logarithm of all experts of the layer
+    alike, and their chances add up to the layer's top-k whatever the shift. Each visit also adds a little to every
+    count, so that none is zero (nor so near to it that the processor becomes slow).
+    """
 
     def __init__(self) -> None:
         self.visits = 0
         self.width = 0
-        self.total = np.zeros((3, 1), dtype=np.float32)
-        self.uses = np.zeros((3, 0), dtype=np.float32)
-        self.last = np.zeros(0, dtype=np.float32)
         self.raw = np.zeros((_FEATURES, 0), dtype=np.float32)
         self.features = np.zeros((_FEATURES, 0), dtype=np.float32)
         self.chance = np.zeros(0, dtype=np.float32)
         self.score = np.zeros(0, dtype=np.float32)
-        self.absent = np.zeros(0, dtype=np.float32)
+        self.absent = np.zeros(0, dtype=np.float32)  # 0 for a candidate, infinite for the others
+        self.ranked = np.zeros(0, dtype=np.float32)  # score + absent
+        self.lowest = 0  # where `ranked` is lowest, once refreshed
         self.memory = np.zeros((2 * _MEMORY, 0), dtype=np.float32)  # rows in order of time, moved down when full
         self.filled = 0
 
@@ -52,22 +58,25 @@ class _Layer:
         """Room for `expert`: columns grow in powers of two, so that what a model has need not be told."""
         width = max(_WIDTH, 1 << expert.bit_length())
         more = width - self.width
-        self.uses = np.pad(self.uses, ((0, 0), (0, more)))
-        self.last = np.pad(self.last, (0, more), constant_values=-_OLDEST)
-        self.raw = np.zeros((_FEATURES, width), dtype=np.float32)
+        unused = self.raw.min(axis=1, keepdims=True) if self.width else _NOTHING
+        self.raw = np.pad(self.raw, ((0, 0), (0, more)))
+        self.raw[:, self.width :] = unused
+        self.raw[_AGE, self.width :] = _OLDEST
         self.features = np.pad(self.features, ((0, 0), (0, more)))
         self.chance = np.pad(self.chance, (0, more))
         self.score = np.pad(self.score, (0, more), constant_values=_UNSEEN)
         self.absent = np.pad(self.absent, (0, more), constant_values=np.inf)
+        self.ranked = self.score + self.absent
         self.memory = np.pad(self.memory, ((0, 0), (0, more)))
         self.width = width
 
     def prime(self, frequencies: Row) -> None:
         """Counts as if so many visits had gone by; what then happens outweighs them soon."""
         self.widen(len(frequencies) - 1)
-        self.total = _PRIMED.copy()
-        self.uses[:, : len(frequencies)] = frequencies * _PRIMED
+        self.raw[:3] = _PRIMED * _FLOOR
+        self.raw[:3, : len(frequencies)] += frequencies * _PRIMED
         self.score[: len(frequencies)] = np.log(frequencies + _FLOOR)
+        self.ranked = self.score + self.absent
 
     def lesson(self, experts: Experts) -> Row:
         """The gradient of the last forecast's error, now that the answer is known: [features]."""
@@ -79,24 +88,25 @@ class _Layer:
     def forecast(self, experts: Experts, weights: Row) -> None:
         """Takes a visit's experts in and scores every expert: score = log of its chance at the next visit."""
         self.visits += 1
-        raw = self.raw
         newest = self._remember(experts)
-        self.uses *= _DECAY
-        self.uses += newest
-        self.total = self.total * _DECAY + _ONE
-        self.last[experts] = self.visits
-        np.multiply(self.uses, _ONE / self.total, out=raw[:3])
-        np.minimum(np.float32(self.visits) - self.last, _OLDEST, out=raw[3])
-        raw[4] = self._followers(newest, len(experts))
-        raw += _FLOORS
-        np.log(raw, out=self.features)
-        score = weights @ self.features
+        raw, features = self.raw, self.features
+        uses, age = raw[:3], raw[_AGE]
+        uses *= _DECAY
+        uses += newest
+        uses += _FLOOR
+        age += _ONE
+        age[experts] = _ONE
+        np.minimum(age, _OLDEST, out=age)
+        np.add(self._followers(newest, len(experts)), _FOLLOWERS_FLOOR, out=raw[_FOLLOWERS])
+        np.log(raw, out=features)
+        score = weights @ features
         chance = np.exp(score)
         scale = len(experts) / float(np.add.reduce(chance))
         chance *= np.float32(scale)
         self.chance = np.minimum(chance, _SURE, out=chance)
         score += np.float32(log(scale))
         self.score = score
+        self.ranked = score + self.absent
 
     def _remember(self, experts: Experts) -> Row:
         """The visit as a row of ones and zeros, kept; a view."""
@@ -142,6 +152,7 @@ class Forecast:
         self._ids: list[int] = []
         self._row: dict[int, int] = {}
         self._low = np.zeros(0, dtype=np.float32)
+        self._far = _distances(0)
         self._stale: set[int] = set()
         self._asked = 0
 
@@ -164,49 +175,52 @@ class Forecast:
         self._stale.add(layer)
 
     def insert(self, key: int) -> None:
-        expert = expert_of(key)
-        self._layer(layer_of(key), expert).absent[expert] = 0.0
-        self._stale.add(layer_of(key))
+        identity, expert = key >> EXPERT_BITS, key & _EXPERT
+        layer = self._layer(identity, expert)
+        layer.absent[expert] = 0.0
+        layer.ranked[expert] = layer.score[expert]
+        self._stale.add(identity)
 
     def remove(self, key: int) -> None:
-        layer = self._layers.get(layer_of(key))
-        if layer is not None and expert_of(key) < layer.width:
-            layer.absent[expert_of(key)] = np.inf
-            self._stale.add(layer_of(key))
+        identity, expert = key >> EXPERT_BITS, key & _EXPERT
+        layer = self._layers.get(identity)
+        if layer is not None and expert < layer.width:
+            layer.absent[expert] = layer.ranked[expert] = np.inf
+            self._stale.add(identity)
 
     def victims(self, n: int, protected: Container[int]) -> list[int]:
+        if not self._ids:
+            return []
         self._refresh()
-        distance = self._distance()
+        distance = self._far[self._row.get(self._asked, 0)]
         lowest = self._low - distance
-        opened: dict[int, Row] = {}
         found: list[int] = []
-        while len(found) < n and len(lowest):
+        passed: list[tuple[_Layer, int, np.float32]] = []
+        at: dict[int, int] = {}
+        while len(found) < n:
             row = int(lowest.argmin())
             if lowest[row] == np.inf:
                 break
-            if row not in opened:
-                layer = self._layers[self._ids[row]]
-                opened[row] = layer.score + layer.absent
-            ranked = opened[row]
-            expert = int(ranked.argmin())
-            ranked[expert] = np.inf
-            lowest[row] = np.minimum.reduce(ranked) - distance[row]
+            layer = self._layers[self._ids[row]]
+            expert = at.get(row, layer.lowest)
+            ranked = layer.ranked
+            passed.append((layer, expert, ranked[expert]))
+            ranked[expert] = np.inf  # for this search; put back below
+            following = at[row] = int(ranked.argmin())
+            lowest[row] = ranked[following] - distance[row]
             key = key_of(self._ids[row], expert)
             if key not in protected:
                 found.append(key)
+        for layer, expert, rank in passed:
+            layer.ranked[expert] = rank
         return found
-
-    def _distance(self) -> Row:
-        """By row: how far off the layer's next visit is, in nats; the layer asked just now is the farthest."""
-        layers = len(self._ids)
-        rounds = (np.arange(layers) - self._row.get(self._asked, 0) - 1) % max(layers, 1)
-        return np.asarray(rounds * (_PHASE / max(layers, 1)), dtype=np.float32)
 
     def _refresh(self) -> None:
         """The lowest candidate's score of each layer that changed since."""
         for identity in self._stale:
             layer = self._layers[identity]
-            self._low[self._row[identity]] = np.minimum.reduce(layer.score + layer.absent)
+            layer.lowest = int(layer.ranked.argmin())
+            self._low[self._row[identity]] = layer.ranked[layer.lowest]
         self._stale.clear()
 
     def _layer(self, identity: int, expert: int) -> _Layer:
@@ -216,7 +230,14 @@ class Forecast:
             self._ids = sorted(self._layers)
             self._row = {identity: row for row, identity in enumerate(self._ids)}
             self._low = np.zeros(len(self._ids), dtype=np.float32)
+            self._far = _distances(len(self._ids))
             self._stale = set(self._ids)
         if expert >= layer.width:
             layer.widen(expert)
         return layer
+
+
+def _distances(layers: int) -> Row:
+    """`[asked, layer]`: how far off each layer's next visit is, in nats; the layer asked just now is the farthest."""
+    rows = np.arange(layers)
+    return ((rows[None, :] - rows[:, None] - 1) % max(layers, 1) * (_PHASE / max(layers, 1))).astype(np.float32)
