@@ -7,6 +7,7 @@ policy is tried.
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reserve", type=int, metavar="SLOTS", help="free slots kept a bank (0; 16 with a predictor)")
     parser.add_argument("--bandwidth", type=float, default=3.0, metavar="GB/S", help="the disk's (3)")
     parser.add_argument("--compute-us-per-layer", type=float, default=300.0, metavar="US", help="of one forward (300)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (one a core)")
     parser.add_argument("--json", action="store_true", help="one JSON list, for scripts")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="hit rate over residency as .svg or .png")
 
@@ -50,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     for trace in map(read_trace, args.traces):
         if trace.note and not args.json:
             print(f"{trace.name}: {trace.note}")
-        found += rows(trace, plan)
+        found += rows(trace, plan, args.jobs)
         if args.picture is not None:
-            drawn = rows(trace, _plan(args, args.share or _PICTURED))
+            drawn = rows(trace, _plan(args, args.share or _PICTURED), args.jobs)
             draw(_picture_path(args.picture, trace, len(args.traces)), f"{trace.model or trace.name}", _curves(drawn))
     print(json.dumps(as_json(found), indent=1) if args.json else as_text(found))
     return 0

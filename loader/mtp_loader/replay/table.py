@@ -1,17 +1,20 @@
 """Policies by residency: the rows of a replay's table, as JSON's types and as text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 
 from mtp_loader.errors import BadRequest
 from mtp_loader.policy.interface import Event, Policy
-from mtp_loader.policy.registry import CLAIRVOYANT, make_policy
+from mtp_loader.policy.registry import CLAIRVOYANT, DEFAULT, make_policy
 from mtp_loader.replay.disk import Machine
 from mtp_loader.replay.run import MakePolicy, Tally, replay
 from mtp_loader.replay.timeline import Timeline, make_predictor
 from mtp_loader.replay.trace import DECODE, PROMPT, Trace
 
 PREDICTORS = ("none", "blend")
+_EVENTS_WORTH_A_PROCESS = 100_000
 
 
 @dataclass(frozen=True)
@@ -65,24 +68,48 @@ def counted(tallies: Mapping[int, Tally]) -> Tally:
     return tallies[DECODE] if tallies[DECODE].requests else tallies[PROMPT]
 
 
-def rows(trace: Trace, plan: Plan) -> list[Row]:
-    """Every combination; one with a predictor needs a reserve to read into."""
-    makers = {name: maker(name) for name in plan.policies}
-    found = []
-    for share in plan.shares:
-        slots = trace.slots(share)
-        best = counted(replay(trace, maker(CLAIRVOYANT), slots)).hit_rate
-        for name, make in makers.items():
-            for predictor in plan.predictors:
-                found.append(_row(trace, plan, (name, predictor, share), make, best))
-    return found
+_Combination = tuple[str, str, float]
+"""Policy, predictor, share."""
 
 
-def _row(trace: Trace, plan: Plan, what: tuple[str, str, float], make: MakePolicy, best: float) -> Row:
+def rows(trace: Trace, plan: Plan, jobs: int = 1) -> list[Row]:
+    """Every combination; one with a predictor needs a reserve to read into. In `jobs` processes if it is much."""
+    for name in plan.policies:
+        maker(name)
+    if unknown := set(plan.predictors) - set(PREDICTORS):
+        raise BadRequest(f"no predictor {min(unknown)!r}; there are {', '.join(PREDICTORS)}")
+    best = [(CLAIRVOYANT, "none", share) for share in plan.shares]
+    wanted = [(name, how, share) for share in plan.shares for name in plan.policies for how in plan.predictors]
+    found = _all(trace, plan, list(dict.fromkeys([*best, *wanted])), jobs)
+    ceiling = {share: found[CLAIRVOYANT, "none", share].hit_rate for share in plan.shares}
+    return [replace(found[c], of_best=found[c].hit_rate / ceiling[c[2]] if ceiling[c[2]] else 0.0) for c in wanted]
+
+
+def _all(trace: Trace, plan: Plan, combinations: list[_Combination], jobs: int) -> dict[_Combination, Row]:
+    workers = min(jobs, len(trace.events) * len(combinations) // _EVENTS_WORTH_A_PROCESS)
+    if workers < 2:
+        return {what: _row(trace, plan, what) for what in combinations}
+    # Spawned, never forked: the caller may have threads. The slowest policies start first.
+    order = sorted(combinations, key=lambda what: (what[1] == "none", what[0] != DEFAULT))
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin, (trace, plan)) as pool:
+        return dict(zip(order, pool.map(_row_here, order), strict=True))
+
+
+def _begin(trace: Trace, plan: Plan) -> None:
+    """In a worker process: what all its rows are of, sent once."""
+    _here.append((trace, plan))
+
+
+def _row_here(what: _Combination) -> Row:
+    return _row(*_here[0], what)
+
+
+_here: list[tuple[Trace, Plan]] = []
+
+
+def _row(trace: Trace, plan: Plan, what: _Combination) -> Row:
     name, predictor, share = what
-    if predictor not in PREDICTORS:
-        raise BadRequest(f"no predictor {predictor!r}; there are {', '.join(PREDICTORS)}")
-    slots = trace.slots(share)
+    slots, make = trace.slots(share), maker(name)
     if predictor == "none":
         tally = counted(replay(trace, make, slots, plan.reserve))
         compute = plan.machine.compute_s * tally.forwards * len(trace.layers)
@@ -96,7 +123,7 @@ def _row(trace: Trace, plan: Plan, what: tuple[str, str, float], make: MakePolic
         coverage, waste, nbytes = counts.coverage, counts.waste, line.timing.read_bytes
     return Row(
         trace.name, name, predictor, share, sum(slots.values()), tally.requests, tally.hits, tally.misses,
-        tally.hit_rate, tally.hit_rate / best if best else 0.0, coverage, waste,
+        tally.hit_rate, 0.0, coverage, waste,
         nbytes / max(tally.tokens, 1), compute, stall, bound,
     )  # fmt: skip
 
