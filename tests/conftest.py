@@ -1,12 +1,15 @@
 """Which tests run: `--full` runs the whole of every big matrix, otherwise a pairwise subset of it."""
 
 import os
+import signal
 
 import pytest
 
 # Tests of the service must not meet a service of the user's.
 os.environ.pop("MTPD_RUN_DIR", None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A run started in the background is told to ignore SIGINT, and so would every child that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -59,6 +59,7 @@ def bring_up(
     head = _head(loaded, stream, model, settings)
     activity.busy = False  # the loader may take its time, and is the front's to watch
     stream.join()
+    activity.counters = lambda: stats.host_reads + stats.demands  # from here on a count, which never falls
     activity.busy = True
     hidden, hidden_why = choose_hidden(loaded, stream, head.head, vocabulary, model, settings)
     target = Target(loaded.trunk, stream, head.head, head.why, hidden)
