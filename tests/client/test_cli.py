@@ -115,20 +115,16 @@ def test_stale_socket_of_a_killed_daemon(tmp_path: Path) -> None:
     assert done.returncode == 4 and "mtpd serve" in done.stderr
 
 
+def endless_answer(front: FrontProcess) -> list[str]:
+    """The command that asks for more tokens than any test waits for."""
+    client = [sys.executable, "-m", "mtp_client.cli"]
+    return [*client, "endless", "-n", "8000", "--json", "--run-dir", str(front.run_dir)]
+
+
 def test_reader_that_leaves(front: FrontProcess) -> None:
     """`mtp-client … | head -1`: no traceback, exit code 141, the request is cancelled, the daemon lives."""
     before = front.status()["requests"]["cancelled"]
-    command = [
-        sys.executable,
-        "-m",
-        "mtp_client.cli",
-        "endless",
-        "-n",
-        "8000",
-        "--json",
-        "--run-dir",
-        str(front.run_dir),
-    ]
+    command = endless_answer(front)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
         assert client.stdout is not None and client.stderr is not None
         client.stdout.readline()
@@ -140,17 +136,7 @@ def test_reader_that_leaves(front: FrontProcess) -> None:
 
 def test_ctrl_c(front: FrontProcess) -> None:
     """Ctrl-C cancels on the server and ends with 130; with --json the last line says so."""
-    command = [
-        sys.executable,
-        "-m",
-        "mtp_client.cli",
-        "endless",
-        "-n",
-        "8000",
-        "--json",
-        "--run-dir",
-        str(front.run_dir),
-    ]
+    command = endless_answer(front)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None and client.stderr is not None
         while json.loads(client.stdout.readline())["event"] != "tokens":

@@ -47,7 +47,6 @@ class RoundStats:
     drafted: int = 0
     accepted: int = 0
     rescues: int = 0
-    rejected_paths: int = 0
     offered_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
