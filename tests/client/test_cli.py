@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from support.fake_children import answer, text_of
-from support.front_process import DEADLINE_S, FrontProcess, until
+from support.front_process import DEADLINE_S, FrontProcess
+from support.waiting import until
 
 CLIENT = (sys.executable, "-m", "mtp_client.cli")
 

@@ -9,7 +9,8 @@ from mtp_client import connection as connection_module
 from mtp_client.stats import stats_block
 from mtp_protocol.client_messages import Accepted, Finished, Tokens, Usage
 from support.fake_children import answer
-from support.front_process import FrontProcess, until
+from support.front_process import FrontProcess
+from support.waiting import until
 
 
 @pytest.fixture(scope="module")

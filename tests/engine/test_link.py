@@ -17,6 +17,7 @@ from mtp_protocol.expert_messages import Filled, Need, Recall, Released, Residen
 from support.checkpoints import make_checkpoint
 from support.inline_loader import InlineLoader
 from support.reference import reference_logits, streamed_logits
+from support.waiting import until
 
 CHUNKS = ([5, 9, 200, 17], [12], [400], [7])
 FAST = Limits(retry_s=0.2, deadline_s=20.0, loader_s=20.0)
@@ -85,9 +86,7 @@ def _when(condition: Callable[[], bool], action: Callable[[], None]) -> threadin
     """In another thread: do `action` as soon as `condition` holds."""
 
     def wait() -> None:
-        until = time.monotonic() + 20
-        while not condition() and time.monotonic() < until:
-            time.sleep(0.001)
+        until("what the action waits for", condition)
         action()
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -191,17 +190,10 @@ def test_messages_of_another_life_are_dropped_and_counted(checkpoint: Path, serv
         served.stream.link.poll()
         return stats.stale_messages + stats.bad_messages >= 2
 
-    _until(arrived)
+    until("the stale messages arrive", arrived)
     assert stats.bad_messages >= 1
     assert served.stream.residency.resident == 0
     served.loader._epochs = epochs
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def test_recalls_are_answered_while_waiting_but_not_for_held_slots(checkpoint: Path, serve: Callable[..., Any]) -> None:
@@ -209,7 +201,7 @@ def test_recalls_are_answered_while_waiting_but_not_for_held_slots(checkpoint: P
     served = serve(checkpoint, 1.0)
     link, residency = served.stream.link, served.stream.residency
     served.loader.prefetch(0, (0, 1, 2))
-    _until(lambda: (link.poll(), residency.resident == 3)[1])
+    until("the engine hears", lambda: (link.poll(), residency.resident == 3)[1])
     slots = residency.table(0)[:3].copy()
     residency.read(0, slots[:1])  # expert 0 is a hit of this wave
     served.loader.order(Recall(0, tuple(int(s) for s in slots)))
@@ -218,13 +210,13 @@ def test_recalls_are_answered_while_waiting_but_not_for_held_slots(checkpoint: P
     while arrived := link.collect(demand):
         got += arrived
     assert got == [5]
-    _until(lambda: (link.poll(), len(served.loader.released) >= 1)[1])
+    until("the engine hears", lambda: (link.poll(), len(served.loader.released) >= 1)[1])
     given = {s for message in served.loader.released for s in message.slots}
     assert given == {int(slots[1]), int(slots[2])}
     assert residency.table(0)[0] == slots[0], "a recalled expert is there until it is released"
     residency.finished()
     link.release()
-    _until(lambda: len(served.loader.released) >= 2)
+    until("the engine hears", lambda: len(served.loader.released) >= 2)
     assert isinstance(served.loader.needs[0], Need) and served.loader.needs[0].held_slots == (int(slots[0]),)
 
 
@@ -234,7 +226,7 @@ def test_a_recall_of_a_slot_we_were_never_told_of_is_answered(checkpoint: Path, 
     served.loader._banks[0].recalled[7] = (0, 0)
     served.loader._banks[0].free.remove(7)
     served.loader.say(Recall(0, (7,)))
-    _until(lambda: (served.stream.link.poll(), served.loader.released == [Released(0, (7,))])[1])
+    until("the engine hears", lambda: (served.stream.link.poll(), served.loader.released == [Released(0, (7,))])[1])
 
 
 def test_recalls_that_waited_for_a_graph_are_answered_before_the_next_demand(
@@ -251,7 +243,7 @@ def test_recalls_that_waited_for_a_graph_are_answered_before_the_next_demand(
         pass
     held = residency.held(0)
     served.loader.order(Recall(0, held))
-    _until(lambda: (link.poll(), residency.recalls_pending == 2)[1])
+    until("the engine hears", lambda: (link.poll(), residency.recalls_pending == 2)[1])
     residency.finished()
     began = time.monotonic()
     demand = link.ask(1, [4])
@@ -270,7 +262,7 @@ def test_a_pool_that_shrinks_in_the_middle_of_a_wave(
     loader.delay_s = 0.001
     _when(lambda: len(loader.needs) >= needs_before, lambda: loader.resize(slots))
     assert_equal(streamed_logits(served, CHUNKS), reference)
-    _until(lambda: (served.stream.settle(), served.stream.residency.resident <= slots)[1])
+    until("the engine hears", lambda: (served.stream.settle(), served.stream.residency.resident <= slots)[1])
     assert served.stream.residency.capacity(0) == slots
     loader.resize(25)
     assert_equal(streamed_logits(served, CHUNKS), reference)

@@ -17,19 +17,21 @@ from mtp_protocol.expert_messages import Recall
 from support.checkpoints import make_checkpoint
 from support.families import FAMILIES
 from support.reference import reference_logits, streamed_logits
+from support.waiting import until
 
 CHUNKS = ([5, 9, 200, 17] * 10, [12], [400], [7])
 
 
 def fill_everything(served: Any) -> None:
     """Have the loader read every expert, and wait until the engine knows."""
-    until = time.monotonic() + 20
-    while not served.stream.all_resident:
-        assert time.monotonic() < until
+
+    def filled() -> bool:
         for layer in served.stream.geometry.layers:  # again: slots that were recalled may not be free yet
             served.loader.prefetch(layer.layer, tuple(range(layer.experts)))
-        time.sleep(0.01)
         served.stream.link.poll()
+        return bool(served.stream.all_resident)
+
+    until("every expert is resident", filled)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -61,10 +63,12 @@ def test_the_next_forward_may_be_built_before_the_last_is_read(tmp_path: Path, s
     with stream.forward(range(1), DECODE):
         second = trunk.logits(trunk.hidden(first[None], cache).post)
     served.loader.order(Recall(0, tuple(range(24))))
-    until = time.monotonic() + 20
-    while not stream.residency.recalls_pending:
-        assert time.monotonic() < until
+
+    def recalled() -> bool:
         stream.link.poll()
+        return bool(stream.residency.recalls_pending)
+
+    until("the recall arrives", recalled)
     assert stream.residency.resident == 24 and not served.loader.released
     assert not stream.all_resident
     stream.settle()
@@ -104,10 +108,7 @@ def test_d19_used_tells_what_was_routed_and_the_counts_add_up(
     if share == 1.0:
         fill_everything(served)
     streamed_logits(served, CHUNKS)
-    until = time.monotonic() + 20
-    while len(served.loader.used) < len(CHUNKS):
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    until("the loader hears of every forward", lambda: len(served.loader.used) == len(CHUNKS))
     want = _routing(path)
     for i, used in enumerate(served.loader.used):
         assert used.step == i + 1 and used.tokens == tuple(CHUNKS[i])
@@ -160,10 +161,7 @@ def test_needs_and_used_tell_of_every_layer_once_and_in_order(
     served = serve(path, share)
     chunks = [[5], [9], [5], [9], [5, 9, 200, 17] * 4, [5]]
     streamed_logits(served, chunks)
-    until = time.monotonic() + 20
-    while len(served.loader.used) < len(chunks):
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    until("the loader hears of every forward", lambda: len(served.loader.used) == len(chunks))
     want = [
         (layer, len(used.tokens), tuple(sorted({e for row in ids for e in row})))
         for used in served.loader.used

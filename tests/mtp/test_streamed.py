@@ -159,6 +159,10 @@ def test_a10_i2_an_unreadable_expert_fails_the_round_and_no_more(checkpoints: di
             assert ids == expected
 
 
+def verifies(loader: InlineLoader) -> list[tuple[int, ...]]:
+    return [used.tokens for used in loader.used if used.phase == 1 and len(used.tokens) == 3]
+
+
 def test_used_names_the_tokens_that_were_drafted(checkpoints: dict[str, Path]) -> None:
     """The predictor learns from (token, experts): tokens unread when the forward began are reported as they came."""
     with served(checkpoints["qwen3_next"], 0.5) as (on, loader):

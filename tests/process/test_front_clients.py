@@ -17,7 +17,8 @@ from mtp_client.errors import RequestRefused, ServiceError
 from mtp_protocol import client_messages as c
 from mtp_protocol.run_directory import client_address
 from support.fake_children import answer
-from support.front_process import DEADLINE_S, FrontProcess, until
+from support.front_process import DEADLINE_S, FrontProcess
+from support.waiting import until
 
 
 @pytest.fixture(scope="module")

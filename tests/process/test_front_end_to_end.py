@@ -13,8 +13,9 @@ from mtp_client.errors import RequestRefused
 from mtp_protocol.client_messages import Finished, Tokens
 from mtp_protocol.sampling import Sampling
 from support.checkpoints import Head, make_checkpoint
-from support.front_process import FrontProcess, until
+from support.front_process import FrontProcess
 from support.served_model import ServedModel, greedy
+from support.waiting import until
 
 PROMPT = tuple(range(3, 40, 2))
 N = 32

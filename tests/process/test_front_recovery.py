@@ -10,7 +10,8 @@ import pytest
 from mtp_client.errors import ServiceError
 from mtp_protocol.client_messages import Finished, Tokens
 from support.fake_children import answer
-from support.front_process import FrontProcess, until
+from support.front_process import FrontProcess
+from support.waiting import until
 
 N = 20
 

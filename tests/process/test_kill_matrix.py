@@ -17,7 +17,6 @@ import pytest
 from mtp_client.errors import ClientError, ConnectionLost
 from mtp_protocol.client_messages import Tokens
 from support.checkpoints import Head, make_checkpoint
-from support.front_process import until
 from support.kill_moments import (
     HANG_S,
     PROGRAMS,
@@ -33,6 +32,7 @@ from support.kill_moments import (
     restarts,
 )
 from support.served_model import ServedModel, greedy
+from support.waiting import until
 
 CHUNK = 16
 ANSWERING = ("prefill", "first token", "mid-round", "while filling", "while recalling")

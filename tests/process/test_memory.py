@@ -17,8 +17,8 @@ from mtp_daemon.bench.synth import Shape, write
 from mtp_daemon.bench.word_tokenizer import write_word_tokenizer
 from mtp_protocol.client_messages import Finished, Tokens
 from support.checkpoints import Head, make_checkpoint
-from support.front_process import until
 from support.served_model import ServedModel
+from support.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

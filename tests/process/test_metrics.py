@@ -18,8 +18,9 @@ from mtp_protocol import engine_messages as e
 from mtp_protocol.client_messages import Finished, Usage
 from support.checkpoints import Head, make_checkpoint
 from support.fake_children import answer
-from support.front_process import FrontProcess, until
+from support.front_process import FrontProcess
 from support.served_model import ServedModel
+from support.waiting import until
 
 Metrics = dict[str, float]
 

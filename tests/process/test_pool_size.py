@@ -9,8 +9,9 @@ import pytest
 from mtp_client.client import Client
 from mtp_protocol.client_messages import Tokens
 from support.checkpoints import Head, make_checkpoint
-from support.front_process import FrontProcess, until
+from support.front_process import FrontProcess
 from support.served_model import ServedModel, greedy
+from support.waiting import until
 
 PROMPT = tuple(range(3, 60, 2))
 N = 48

@@ -17,7 +17,8 @@ from mtp_daemon.cli import main
 from mtp_protocol import client_messages as c
 from mtp_protocol.client_messages import Tokens
 from support.fake_children import answer
-from support.front_process import FrontProcess, until
+from support.front_process import FrontProcess
+from support.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,17 +18,6 @@ from mtp_client.client import Client
 
 TESTS = Path(__file__).resolve().parents[1]
 DEADLINE_S = 30.0
-
-
-def until(what: str, condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
-    """The condition's first true value; fails the test, saying `what` was waited for, when there is none in time."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what}: not within {deadline_s:g} s"
-        time.sleep(0.01)
 
 
 class FrontProcess:

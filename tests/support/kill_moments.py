@@ -15,8 +15,9 @@ from mtp_client.client import Client
 from mtp_client.connection import daemon_pid
 from mtp_client.errors import ClientError, ConnectionLost, NotRunning
 from mtp_protocol.client_messages import Finished, Progress, Tokens
-from support.front_process import FrontProcess, until
+from support.front_process import FrontProcess
 from support.served_model import ServedModel
+from support.waiting import until
 
 PROMPT = tuple(3 + (7 * i) % 300 for i in range(50))
 N = 24
