@@ -1,12 +1,18 @@
 """Which tests run: `--full` runs the whole of every big matrix, otherwise a pairwise subset of it."""
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 
 import pytest
 
 # Tests of the service must not meet a service of the user's.
 os.environ.pop("MTPD_RUN_DIR", None)
+# Nor may they leave anything in the user's home.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mtpd-t-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A run started in the background is told to ignore SIGINT, and so would every child that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -50,7 +50,8 @@ def say(line: str) -> None:
 @contextmanager
 def service(run_directory: Path) -> Iterator[None]:
     """The service on the demo model until the block ends; raises RuntimeError when it does not become ready."""
-    command = [sys.executable, "-m", "mtp_daemon.cli", "serve", "demo", "--pool", POOL, "--run-dir", str(run_directory)]
+    command = [sys.executable, "-m", "mtp_daemon.cli", "serve", "demo", "--pool", POOL, "--state-dir", "off"]
+    command += ["--run-dir", str(run_directory)]
     log = run_directory.with_suffix(".log")
     with log.open("wb") as sink:
         daemon = subprocess.Popen(command, stderr=sink)

@@ -14,6 +14,7 @@ from mtp_daemon.engine.decode.settings import WAYS
 from mtp_daemon.engine.process.settings import read_settings
 from mtp_daemon.errors import UserError
 from mtp_daemon.sizes import PoolRequest, binary_bytes, parse_pool
+from mtp_daemon.state_directory import default_state_directory, state_directory
 from mtp_loader.service.settings import parse_settings
 
 
@@ -152,3 +153,15 @@ def test_any_file_is_settings_or_named_mistake(
     for name, value in values.items():
         setting = config.BY_NAME[name]
         assert value is None or setting.read(value) == value
+
+
+def test_a_users_state_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a default a warm start never happens; "off" keeps nothing; a relative path is the command's, not ours."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_directory(None) == tmp_path / "mtpd"
+    assert state_directory("off") is None
+    monkeypatch.chdir(tmp_path)
+    assert state_directory("here") == tmp_path / "here"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert default_state_directory("linux", tmp_path) == tmp_path / ".local" / "state" / "mtpd"
+    assert default_state_directory("darwin", tmp_path) == tmp_path / "Library/Application Support/mtpd/state"

@@ -9,6 +9,7 @@ from mtp_daemon.errors import EnvironmentFailure, UserError
 from mtp_daemon.front.announce import announcement
 from mtp_daemon.front.memory import Memory, dense_bytes, kv_bytes_per_token, memory_now
 from mtp_daemon.front.sizing import Needs, pool_bytes
+from mtp_daemon.front.warm import WarmStart
 from mtp_daemon.sizes import PoolRequest
 from mtp_loader.pool.layout import make_layout
 from mtp_protocol.geometry import Bank, Geometry, Layer, Plane, Quantisation
@@ -96,12 +97,33 @@ def test_announcement_names_what_it_costs(tmp_path: Path) -> None:
     """Dense, pool, caches, bytes a token, the bound and whether its figures are measured or estimated."""
     geometry = model()
     facts = {"dense_bytes": 2 * GIB, "kv_bytes_per_token": 24_576, "mtp": False, "mtp_why": "no head", "backend": "cpu"}
-    text = announcement(tmp_path, geometry, make_layout(geometry, geometry.expert_bytes // 4, 1), facts, 8192)
+    text = announcement(tmp_path, geometry, make_layout(geometry, geometry.expert_bytes // 4, 1), facts, 8192, {})
     for part in ("2.00 GiB", "25% of their bytes", "849.3 MB a token", "192.00 MiB at most", "an estimate", "no head"):
         assert part in text
-    full = announcement(tmp_path, geometry, make_layout(geometry, geometry.expert_bytes, 1), facts, 8192)
+    full = announcement(tmp_path, geometry, make_layout(geometry, geometry.expert_bytes, 1), facts, 8192, {})
     assert "every expert fits" in full
     short = announcement(
-        tmp_path, geometry, make_layout(geometry, geometry.expert_bytes, 1), {**facts, "context": 2048}, 8192
+        tmp_path, geometry, make_layout(geometry, geometry.expert_bytes, 1), {**facts, "context": 2048}, 8192, {}
     )
     assert "48.00 MiB at most, for 2048 tokens (the model's own limit)" in short
+
+
+def test_serve_says_how_warm_it_starts(tmp_path: Path) -> None:
+    """Where statistics come from or why there are none, how far the pool is, and once when it is filled."""
+    geometry = model()
+    layout = make_layout(geometry, geometry.expert_bytes // 4, 1)
+
+    def row(facts: dict[str, object]) -> str:
+        lines = announcement(tmp_path, geometry, layout, {}, 8192, facts).splitlines()
+        return next((line.split("warm  ")[1] for line in lines if "warm  " in line), "")
+
+    taken = {"statistics": "taken from x.npz", "resident": 9}
+    assert row({}) == ""
+    assert row({"statistics": "no statistics at x.npz yet", "warm": 1.0}) == "no: no statistics at x.npz yet"
+    assert row(taken | {"warm": 0.37}).startswith("37% of the pool")
+    assert row(taken | {"warm": 1.0}).startswith("the pool is filled")
+    said: list[str] = []
+    warm = WarmStart(said.append)
+    for share in (0.0, 0.5, 1.0, 1.0):
+        warm.look(taken | {"warm": share})
+    assert said == ["warm: 9 experts are in the pool"]

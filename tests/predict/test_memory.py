@@ -60,6 +60,25 @@ def test_another_checkpoints_statistics_are_ignored(tmp_path: Path) -> None:
     assert "another checkpoint" in (load(predictor(), "abd", path) or "")
 
 
+def test_a_large_models_file_stays_below_a_megabyte(tmp_path: Path) -> None:
+    """48 layers of 512 experts count 25 MB of transitions: each expert's likeliest followers are kept, and the uses."""
+    shapes = {y: LayerShape(512, 10) for y in range(48)}
+    known, p = Predictor(shapes), Predictor(shapes)
+    rows = tuple(tuple((token + 3 * k) % 512 for k in range(10)) for token in range(450))
+    known.on_used(tuple(range(450)), [(y, rows) for y in range(48)])
+    for _ in range(3):
+        known.on_used((7,), [(y, (tuple(range(10)),)) for y in range(48)])
+    path = tmp_path / "s.npz"
+    save(known, "abc", path)
+    assert path.stat().st_size < 1_000_000
+    assert load(p, "abc", path) is None
+    assert p.likely(500, list(shapes)) == known.likely(500, list(shapes))
+    assert set(p.tokens.rows) < set(known.tokens.rows) and 7 in p.tokens.rows
+    counted = known.transitions.counts[5][3]
+    assert p.transitions.counts[5][3].max() == counted.max()
+    assert set(p.transitions.counts[5][3].nonzero()[0]) <= set(counted.nonzero()[0])
+
+
 def test_another_shape_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
     save(taught(), "abc", path)

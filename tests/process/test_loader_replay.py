@@ -10,7 +10,7 @@ from mtp_loader.replay.recording import read_recording
 from mtp_loader.replay.run import replay
 from mtp_loader.replay.table import maker
 from mtp_protocol.expert_messages import Hint, Used
-from mtp_protocol.loader_messages import Stop
+from mtp_protocol.loader_messages import Beat, Stop
 from support.checkpoints import make_checkpoint
 from support.loader_process import ScriptedEngine, scripted_front
 
@@ -133,3 +133,25 @@ def test_statistics_that_cannot_be_written_cost_nothing_else(tmp_path: Path, mod
         front.send(Stop(5.0))
         assert front.process is not None and front.process.wait(30) == 0
         assert "statistics were not written" in front.errors.read_text()
+
+
+def test_a_second_start_is_warm(tmp_path: Path, model: Path) -> None:
+    """The pool is filled with what an earlier run used most before anything is asked, and the beat says how far."""
+    settings = {"prefetch": True, "warm_start": True, "reserve": 1, "state_dir": str(tmp_path / "state")}
+    with scripted_front(tmp_path, model, **settings) as front:
+        engine = ScriptedEngine(front, front.start(12))
+        engine.greet()
+        played = Forwards(engine, seed=1)
+        for step in range(20):
+            played.forward(step)
+        played.report(keep=0)
+        front.send(Stop(5.0))
+        assert front.process is not None and front.process.wait(30) == 0
+        assert "no statistics at" in front.errors.read_text()
+        front.lifeline.close()
+        again = ScriptedEngine(front, front.start(12))
+        before = front.await_fact("warm", lambda share: share == 0.0)
+        assert before["resident"] == 0 and before["statistics"].startswith("taken from")
+        again.greet()
+        facts = front.await_message(Beat, lambda b: b.facts["warm"] == 1.0 and not b.facts["filling"]).facts
+        assert facts["resident"] >= 10 and facts["requests"] == 0

@@ -57,7 +57,8 @@ def serving(model: Path, *flags: str) -> Iterator[Service]:
     """Serve `model` with `flags` (as for `mtpd serve`) until the block ends."""
     with tempfile.TemporaryDirectory(prefix="mtpd-bench-") as name:
         run = Path(name)
-        command = [sys.executable, "-m", "mtp_daemon.cli", "serve", str(model), "--run-dir", str(run / "run"), *flags]
+        command = [sys.executable, "-m", "mtp_daemon.cli", "serve", str(model), "--run-dir", str(run / "run")]
+        command += ["--state-dir", "off", *flags]  # every measurement begins with nothing learned
         with (run / "log").open("wb") as log:
             daemon = subprocess.Popen(command, stdout=log, stderr=log)
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mtp_daemon.config import add_flags, flags_given, load_settings
 from mtp_daemon.errors import UserError
+from mtp_daemon.state_directory import state_directory
 from mtp_loader.store.resolve import resolve_model
 from mtp_protocol.run_directory import default_run_directory
 
@@ -15,6 +16,10 @@ Run the service on MODEL, in the foreground, until Ctrl-C, SIGTERM or `mtpd stop
 
 MODEL is a directory (an mlx-lm checkpoint, or a packed store written by mtp-loader pack), a Hugging Face id that
 mtp-loader fetch has brought into the local cache, or demo, the small model that is shipped with mtpd.
+
+What the loader learns of a model's routing is kept (less than 1 MB a model) in $XDG_STATE_HOME/mtpd, else in
+~/.local/state/mtpd, on a Mac in ~/Library/Application Support/mtpd/state: a service starts warm with it. --state-dir
+names another place, --state-dir off keeps nothing.
 
 Settings come from --config FILE (TOML, name = value, underscores or dashes) and from the flags below, which win.
 """
@@ -37,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     settings = load_settings(args.config, flags_given(args))
     if settings.model is None:
         raise UserError("no model: give a directory or an id, as in `mtpd serve demo`, or set model in the file")
+    state = state_directory(settings.state_dir)
+    settings["state_dir"] = None if state is None else str(state)
     run_directory = args.run_dir if args.run_dir is not None else default_run_directory()
     serve(settings, resolve_model(settings.model).resolve(), run_directory, _say)
     return 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_daemon.front import disk_probe
+from mtp_daemon.front.warm import warmth
 from mtp_daemon.sizes import binary_bytes
 from mtp_protocol.geometry import Geometry, PoolLayout
 
@@ -24,7 +25,14 @@ def resident_share(geometry: Geometry, layout: PoolLayout) -> float:
     return min(1.0, held / geometry.expert_bytes)
 
 
-def announcement(model: Path, geometry: Geometry, layout: PoolLayout, facts: Mapping[str, Any], context: int) -> str:
+def announcement(
+    model: Path,
+    geometry: Geometry,
+    layout: PoolLayout,
+    facts: Mapping[str, Any],
+    context: int,
+    loader_facts: Mapping[str, Any],
+) -> str:
     """Lines for the terminal. `facts` are the engine's."""
     dense = int(facts.get("dense_bytes", 0))
     kv_token = int(facts.get("kv_bytes_per_token", 0))
@@ -48,6 +56,8 @@ def announcement(model: Path, geometry: Geometry, layout: PoolLayout, facts: Map
     ]
     if adapter := facts.get("adapter"):
         rows.append(("adapter", str(adapter)))
+    if warm := warmth(loader_facts):
+        rows.append(("warm", warm))
     return "\n".join(f"{name:>9}  {text}" for name, text in rows)
 
 

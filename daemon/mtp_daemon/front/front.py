@@ -31,6 +31,7 @@ from mtp_daemon.front.run_lock import RunLock
 from mtp_daemon.front.sessions import Sessions
 from mtp_daemon.front.signals import StopSignals
 from mtp_daemon.front.status import service_status, shown
+from mtp_daemon.front.warm import WarmStart
 from mtp_daemon.front.watchdog import Watchdog
 from mtp_protocol.run_directory import children_address, client_address
 
@@ -82,7 +83,7 @@ class Front:
             shown(model), self._clients, self._sessions, self._lineup, self._errands,
             self._status, self._drain, budget.nbytes, self._pool_size.want,
         )  # fmt: skip
-        self._watchdog = Watchdog()
+        self._watchdog, self._warm = Watchdog(), WarmStart(say)
         self._metrics = MetricsFeed(settings.metrics, self._status, self._lineup.totals)
         self._poller = zmq.Poller()
         for source in (*self._port.sources, self._children.socket, signals.fd):
@@ -126,6 +127,7 @@ class Front:
             self._watchdog.look(self._lineup, busy=self._sessions.busy, serving=self._phase == "serving")
             self._pool_size.look(now)
             self._metrics.look(now)
+            self._warm.look(self._lineup.loader.facts)
             self._check()
         self._retry_s = self._clients.pump(now)
         if look or self._phase != "serving" or self._signals.count > self._stops_seen:
@@ -188,7 +190,8 @@ class Front:
             return
         geometry, layout = self._lineup.geometry, self._lineup.layout
         assert geometry is not None and layout is not None  # the loader is ready, so it has told and got both
-        self._say(announcement(self._model, geometry, layout, self._lineup.facts, self._settings.context))
+        facts, loader_facts = self._lineup.facts, self._lineup.loader.facts
+        self._say(announcement(self._model, geometry, layout, facts, self._settings.context, loader_facts))
         self._port.bind(client_address(self._lock.run_directory))
         self._lineup.served = True
         self._phase = "serving"

@@ -1,4 +1,8 @@
-"""A predictor's statistics on disk, so that a service starts warm. Keyed by the checkpoint's fingerprint."""
+"""A predictor's statistics on disk, so that a service starts warm. Keyed by the checkpoint's fingerprint.
+
+A file stays below 1 MB for any model: of the token table the tokens fed last are kept, of the transitions each
+expert's most frequent followers, as many as the budgets allow. Small models lose nothing.
+"""
 
 import os
 import zipfile
@@ -6,24 +10,20 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mtp_loader.predict.blend import Predictor
 
-_VERSION = 1
+_VERSION = 2
+_TOKENS_BYTES = _FOLLOWERS_BYTES = 384 << 10
+_Arrays = dict[str, np.ndarray]
 
 
 def save(predictor: Predictor, fingerprint: str, path: Path) -> None:
     """Writes beside `path` and renames, so that a reader sees the old file or the new one. Raises OSError."""
-    arrays: dict[str, np.ndarray] = {
-        "version": np.array(_VERSION),
-        "fingerprint": np.array(fingerprint),
-        "token_ids": np.array(list(predictor.tokens.rows), dtype=np.int64),
-        "token_experts": predictor.tokens.table[list(predictor.tokens.rows.values())],
-    }
-    for layer, uses in predictor.uses.items():
-        arrays[f"uses.{layer}"] = uses
-    for layer, counts in predictor.transitions.counts.items():
-        arrays[f"transitions.{layer}"] = counts
+    arrays: _Arrays = {"version": np.array(_VERSION), "fingerprint": np.array(fingerprint)}
+    arrays |= {f"uses.{layer}": uses for layer, uses in predictor.uses.items()}
+    arrays |= _tokens(predictor) | _followers(predictor)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -52,25 +52,55 @@ def load(predictor: Predictor, fingerprint: str, path: Path) -> str | None:
     return None
 
 
-def _fits(predictor: Predictor, stored: dict[str, np.ndarray]) -> bool:
+def _tokens(predictor: Predictor) -> _Arrays:
+    """`token_ids` [n] and `token_experts` [n, layers, top_k], the token fed last at the end."""
+    rows, table = predictor.tokens.rows, predictor.tokens.table
+    kept = list(rows)[-max(_TOKENS_BYTES // max(table[:1].nbytes, 1), 1) :]
+    return {"token_ids": np.array(kept, dtype=np.int64), "token_experts": table[[rows[token] for token in kept]]}
+
+
+def _followers(predictor: Predictor) -> _Arrays:
+    """By layer, for each expert of the layer before: `followers.N` and `counts.N`, both [experts before, n]."""
+    counts = predictor.transitions.counts
+    room = _FOLLOWERS_BYTES // max(sum(len(table) for table in counts.values()) * 2 * np.dtype(np.uint16).itemsize, 1)
+    arrays: _Arrays = {}
+    for layer, table in counts.items():
+        n = min(max(room, 1), table.shape[1])
+        best = np.argpartition(table, -n, axis=1)[:, -n:]
+        arrays[f"followers.{layer}"] = best.astype(np.uint16)
+        arrays[f"counts.{layer}"] = np.take_along_axis(table, best, axis=1)
+    return arrays
+
+
+def _fits(predictor: Predictor, stored: _Arrays) -> bool:
     table, ids, experts = predictor.tokens.table, stored.get("token_ids"), stored.get("token_experts")
-    shapes: dict[str, tuple[int, ...]] = {f"uses.{y}": uses.shape for y, uses in predictor.uses.items()}
-    shapes |= {f"transitions.{y}": predictor.transitions.shape(y) for y in predictor.uses}
-    return (
+    uses = all(stored[f"uses.{y}"].shape == u.shape for y, u in predictor.uses.items() if f"uses.{y}" in stored)
+    followers = all(_followers_fit(predictor, stored, y) for y in predictor.uses if f"followers.{y}" in stored)
+    tokens = (
         ids is not None
         and experts is not None
         and experts.shape == (len(ids), *table.shape[1:])
         and len(ids) <= len(table)
-        and all(array.shape == shapes[name] for name, array in stored.items() if name in shapes)
     )
+    return tokens and uses and followers
 
 
-def _take(predictor: Predictor, stored: dict[str, np.ndarray]) -> None:
+def _followers_fit(predictor: Predictor, stored: _Arrays, layer: int) -> bool:
+    before, experts = predictor.transitions.shape(layer)
+    followers: NDArray[np.uint16] = stored[f"followers.{layer}"]
+    counts = stored.get(f"counts.{layer}")
+    fits = counts is not None and counts.shape == followers.shape and len(followers) == before
+    return fits and bool((followers < experts).all())
+
+
+def _take(predictor: Predictor, stored: _Arrays) -> None:
     for row, token in enumerate(stored["token_ids"].tolist()):
         predictor.tokens.rows[token] = row
     predictor.tokens.table[: len(stored["token_ids"])] = stored["token_experts"]
     for layer in predictor.uses:
         if (uses := stored.get(f"uses.{layer}")) is not None:
             predictor.uses[layer][:] = uses
-        if (counts := stored.get(f"transitions.{layer}")) is not None:
-            predictor.transitions.counts[layer] = counts.astype(np.uint16)
+        if (followers := stored.get(f"followers.{layer}")) is not None:
+            counts = np.zeros(predictor.transitions.shape(layer), dtype=np.uint16)
+            np.put_along_axis(counts, followers.astype(np.intp), stored[f"counts.{layer}"], axis=1)
+            predictor.transitions.counts[layer] = counts

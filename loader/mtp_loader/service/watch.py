@@ -35,8 +35,10 @@ class Watch:
         self._save_at = time.monotonic() + SAVE_S
         self._forwards = 0
         self._warm = settings.warm_start
+        self._statistics = "kept nowhere: state_dir is off"
         if settings.prefetch:
             self.foresight = Foresight(geometry, table, settings.threads, time.monotonic)
+            self._warm = self._warm and settings.state_dir is not None
             if settings.state_dir is not None:
                 self._path = settings.state_dir / f"routing-{geometry.fingerprint[:16]}.npz"
                 self._load(self.foresight)
@@ -46,9 +48,10 @@ class Watch:
 
     def _load(self, foresight: Foresight) -> None:
         assert self._path is not None
-        if (why := load(foresight.predictor, self._geometry.fingerprint, self._path)) is not None:
-            log.info("%s", why)
-            self._warm = False
+        why = load(foresight.predictor, self._geometry.fingerprint, self._path)
+        self._warm = self._warm and why is None
+        self._statistics = why or f"taken from {self._path}"
+        log.info("%s", why or f"statistics {self._statistics}")
 
     # -- what goes on ----------------------------------------------------------------------------------------------
 
@@ -127,7 +130,11 @@ class Watch:
             self._recorder.close()
 
     def facts(self) -> dict[str, Any]:
-        return {} if self.foresight is None else self.foresight.facts()
+        """`warm` is 0 until a warm start that is to come has begun."""
+        if self.foresight is None:
+            return {}
+        coming = {"warm": 0.0} if self._warm else {}
+        return self.foresight.facts() | coming | {"statistics": self._statistics}
 
     def statistics(self) -> dict[str, Any]:
         return {} if self.foresight is None else {"prediction": self.foresight.statistics()}

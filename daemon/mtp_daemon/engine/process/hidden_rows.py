@@ -38,8 +38,10 @@ def choose_hidden(
         return ("pre_norm" if settings.hidden == "pre_norm" else "post_norm"), "as set"
     if head is None:
         return "post_norm", "there is no head"
-    files = [directory / FILE for directory in (model, settings.state_dir) if directory is not None]
     fingerprint = stream.geometry.fingerprint
+    files = [model / FILE]
+    if settings.state_dir is not None:  # other models keep theirs there too
+        files.append(settings.state_dir / f"hidden-{fingerprint[:16]}.json")
     for file in files:
         if (known := _remembered(file, fingerprint)) is not None:
             return known, f"measured earlier ({file})"
@@ -87,6 +89,7 @@ def _remember(files: list[Path], fingerprint: str, hidden: Hidden, rates: dict[H
     for file in files:
         temporary = file.with_suffix(f".{os.getpid()}")
         try:
+            file.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(file)
             return

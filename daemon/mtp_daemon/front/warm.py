@@ -1,0 +1,30 @@
+"""What serve says of a warm start: how far the loader is with filling the pool from what earlier runs learned."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def warmth(facts: Mapping[str, Any]) -> str | None:
+    """A line on the loader's `facts`; None where it keeps no statistics (prefetch is off, or it has said nothing)."""
+    if not (source := facts.get("statistics")):
+        return None
+    if not str(source).startswith("taken from"):
+        return f"no: {source}"
+    if (share := float(facts.get("warm", 1.0))) < 1.0:
+        return f"{share:.0%} of the pool is filled from earlier statistics so far; requests come first"
+    return f"the pool is filled; statistics {source}"
+
+
+class WarmStart:
+    """Says once when a warm start that was under way is over."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._under_way = False
+
+    def look(self, facts: Mapping[str, Any]) -> None:
+        """With the loader's facts of now."""
+        under_way = "statistics" in facts and float(facts.get("warm", 1.0)) < 1.0
+        if self._under_way and not under_way:
+            self._say(f"warm: {facts.get('resident', 0)} experts are in the pool")
+        self._under_way = under_way
