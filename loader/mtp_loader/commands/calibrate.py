@@ -9,11 +9,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from mtp_loader.commands.replay import read_trace
 from mtp_loader.errors import BadRequest
 from mtp_loader.policy.interface import expert_of, layer_of
 from mtp_loader.policy.registry import DEFAULT, NAMES
 from mtp_loader.predict.pins import PinProof, prove
+from mtp_loader.replay.read import read_trace
 from mtp_loader.replay.table import maker
 from mtp_loader.replay.trace import Trace
 

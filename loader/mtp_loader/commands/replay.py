@@ -11,12 +11,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mtp_loader.chart import draw
 from mtp_loader.errors import BadRequest
 from mtp_loader.policy.registry import CLAIRVOYANT, NAMES
-from mtp_loader.replay.csv_trace import read_csv
 from mtp_loader.replay.disk import Machine
-from mtp_loader.replay.picture import Curves, draw
-from mtp_loader.replay.recording import is_recording, read_recording
+from mtp_loader.replay.picture import Curves, hit_rates
+from mtp_loader.replay.read import read_trace
 from mtp_loader.replay.table import PREDICTORS, Plan, Row, as_json, as_text, rows
 from mtp_loader.replay.trace import Trace
 
@@ -55,16 +55,10 @@ def run(args: argparse.Namespace) -> int:
         found += rows(trace, plan, args.jobs)
         if args.picture is not None:
             drawn = rows(trace, _plan(args, args.share or _PICTURED), args.jobs)
-            draw(_picture_path(args.picture, trace, len(args.traces)), f"{trace.model or trace.name}", _curves(drawn))
+            where = _picture_path(args.picture, trace, len(args.traces))
+            draw(where, hit_rates(trace.model or trace.name, _curves(drawn)))
     print(json.dumps(as_json(found), indent=1) if args.json else as_text(found))
     return 0
-
-
-def read_trace(path: Path) -> Trace:
-    """Either kind of recording, told apart by what it begins with. Raises BadRequest, DamagedCheckpoint."""
-    if not path.is_file():
-        raise BadRequest(f"no recording at {path}")
-    return read_recording(path) if is_recording(path) else read_csv(path)
 
 
 def _plan(args: argparse.Namespace, shares: Sequence[float]) -> Plan:
