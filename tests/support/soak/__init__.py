@@ -4,6 +4,8 @@
 `service`    the service as a process: started, killed, asked, inspected
 `asker`      a client that asks, misbehaves as clients do, and checks every answer
 `trouble`    what happens to the service: kills, stops, sizes
+`schedule`   when something is due
+`pauses`     how long clients waited
 `idle`       what must hold whenever nothing is asked
 `samples`    figures over time, and whether memory grows
 `picture`    those figures as SVG

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from mtp_loader.store.resolve import resolve_model
+from support.soak.pauses import LONGEST_S
 from support.soak.run import Plan, Report, soak
 
 
@@ -15,13 +16,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks and does the same things")
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--pool-share", type=float, default=0.4, help="of all experts' bytes (default 0.4)")
-    parser.add_argument("--every", type=float, default=6.0, help="seconds between troubles, on average (default 6)")
-    parser.add_argument("--hang", type=float, default=90.0, help="so many seconds without a token are a fault")
+    parser.add_argument("--kill-every", type=float, default=5.5, help="seconds between kills, on average (default 5.5)")
+    parser.add_argument("--act-every", type=float, default=8.0, help="seconds between stops, sizes … (default 8)")
+    parser.add_argument("--busy-machine", action="store_true", help=f"pauses of more than {LONGEST_S:g} s are no fault")
     parser.add_argument("--out", type=Path, default=Path("soak"), help="folder for soak.svg and soak.json")
     args = parser.parse_args()
     plan = Plan(
         resolve_model(args.model).resolve(), args.minutes, args.seed, args.out, args.clients, args.pool_share,
-        every_s=args.every, hang_s=args.hang,
+        kill_s=args.kill_every, act_s=args.act_every, pauses_count=not args.busy_machine,
     )  # fmt: skip
     report = soak(plan, lambda text: print(text, flush=True))
     print(describe(report))
@@ -35,7 +37,8 @@ def describe(report: Report) -> str:
         ("time", f"{report.seconds / 60:.1f} minutes, {report.tokens} tokens, {report.checks} checks while idle"),
         ("answers", ", ".join(f"{count} {kind}" for kind, count in sorted(report.answers.items()))),
         ("trouble", ", ".join(f"{count} {act}" for act, count in sorted(report.acts.items()))),
-        ("pause", f"{report.longest_pause_s:.1f} s without a token at most"),
+        ("kills", f"{report.kills} processes killed with SIGKILL"),
+        ("pause", f"{report.longest_pause_s:.1f} s without a token at most, {len(report.long_pauses)} too long"),
         ("hit rate", "-" if report.hit_rate is None else f"{report.hit_rate:.1%} in the last service's life"),
     ]
     for g in report.growth:

@@ -73,6 +73,13 @@ def draw(rng: random.Random, questions: Sequence[Question]) -> Wish:
 
 
 @dataclass(frozen=True)
+class Came:
+    """Tokens came at this monotonic time."""
+
+    at: float
+
+
+@dataclass(frozen=True)
 class Answered:
     """What the driver hears of each request."""
 
@@ -90,7 +97,7 @@ class Asker(threading.Thread):
         self._service, self._questions = service, questions
         self._client: Client | None = None
         self.tokens = 0
-        self.told: queue.SimpleQueue[Answered | Exception] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[Came | Answered | Exception] = queue.SimpleQueue()
         self.open_gate = threading.Event()
         self.idle = threading.Event()
         self.leaving = False
@@ -142,8 +149,7 @@ class Asker(threading.Thread):
         heard = Heard(wish)
         for event in answer:
             if isinstance(event, Tokens):
-                heard.tokens(event)
-                self.tokens += len(event.ids)
+                self._heard(heard, event)
                 if wish.kind == "slow":
                     time.sleep(_SLOW_S)
             elif isinstance(event, Finished):
@@ -151,6 +157,11 @@ class Asker(threading.Thread):
                 self.told.put(Answered(wish.kind, len(heard.ids), dict(event.stats)))
             if self._changes_its_mind(wish, heard, answer):
                 return
+
+    def _heard(self, heard: "Heard", event: Tokens) -> None:
+        self.told.put(Came(time.monotonic()))
+        heard.tokens(event)
+        self.tokens += len(event.ids)
 
     def _changes_its_mind(self, wish: Wish, heard: "Heard", answer: Answer) -> bool:
         if heard.done or answer.request is None or len(heard.ids) < min(wish.at, wish.tokens - 1):
@@ -175,8 +186,7 @@ class Asker(threading.Thread):
         self._hang_up()
         for event in self._connection().attach(request, len(heard.ids)):
             if isinstance(event, Tokens):
-                heard.tokens(event)
-                self.tokens += len(event.ids)
+                self._heard(heard, event)
             elif isinstance(event, Finished):
                 heard.finished(event)
                 self.told.put(Answered(wish.kind, len(heard.ids), dict(event.stats)))

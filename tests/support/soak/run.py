@@ -6,16 +6,19 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mtp_client.errors import ClientError
 from support.soak import idle
-from support.soak.asker import Asker, ended
+from support.soak.asker import Answered, Asker, Came, ended
+from support.soak.pauses import LONGEST_S, Pauses
 from support.soak.picture import draw
 from support.soak.questions import compute
 from support.soak.samples import Growth, Samples, growth, lived_longest, seen_idle, unsteady
+from support.soak.schedule import Schedule
 from support.soak.service import Service, Wrong, until
 from support.soak.trouble import Trouble
 
@@ -26,9 +29,11 @@ _WARM_UP = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """`trouble_share`: the part of the time in which things are done to the service, every `every_s` on average.
+    """`trouble_share`: the part of the time in which things are done to the service: a kill every `kill_s` and anything
 
-    `silent_s`: silence for a check of everything so often. `hang_s`: so long without a token is a fault.
+    else every `act_s`, on average. `silent_s`: silence for a check of everything so often. `pauses_count`: a pause of
+    more than `LONGEST_S` is a fault; on a machine that does other work it may not be ours. `hang_s` without a token
+    is one at once.
     """
 
     model: Path
@@ -37,10 +42,12 @@ class Plan:
     out: Path | None = None
     clients: int = 3
     pool_share: float = 0.4
-    trouble_share: float = 0.5
-    every_s: float = 6.0
+    trouble_share: float = 0.7
+    kill_s: float = 5.5
+    act_s: float = 8.0
     silent_s: float = 30.0
     sample_s: float = 2.0
+    pauses_count: bool = True
     hang_s: float = 90.0
     chunk: int = 64
     questions: int = 12
@@ -55,7 +62,9 @@ class Report:
     fault: str | None = None
     answers: dict[str, int] = field(default_factory=dict)
     acts: dict[str, int] = field(default_factory=dict)
+    kills: int = 0
     longest_pause_s: float = 0.0
+    long_pauses: list[tuple[float, float]] = field(default_factory=list)
     checks: int = 0
     growth: list[Growth] = field(default_factory=list)
     steady: dict[str, str] = field(default_factory=dict)
@@ -89,12 +98,13 @@ class _Soak:
     def __init__(self, plan: Plan, service: Service, say: Callable[[str], None]) -> None:
         self._plan, self._service, self._say = plan, service, say
         self._trouble = Trouble(service, plan.seed, plan.pool_share)
-        self._rng = random.Random(f"{plan.seed}/times")
+        self._kills = Schedule(random.Random(f"{plan.seed}/kills"), plan.kill_s)
+        self._acts = Schedule(random.Random(f"{plan.seed}/acts"), plan.act_s)
         self._samples = Samples()
+        self._pauses = Pauses()
         self.report = Report()
         self.askers: list[Asker] = []
         self._began = time.monotonic()
-        self._moved_at, self._moved_tokens = self._began, 0
         self._sample_at = self._began
         self._calm_from: float | None = None
 
@@ -106,35 +116,50 @@ class _Soak:
         for asker in self.askers:
             asker.start()
         end = self._plan.minutes * 60
-        calm_at = end * self._plan.trouble_share
         self._open()
-        act_at, silence_at, troubled = self._wait_of(), self._plan.silent_s, True
+        silence_at = self._plan.silent_s
         while self._now < end:
-            if troubled and self._now >= calm_at:
-                troubled = False
-                self._say("calm from here on: nobody is killed, memory is watched")
-                self._silence()
-                self._trouble.calm()
-                self._open()
-                self._calm_from = self._now
-            elif troubled and self._now >= act_at:
-                self._act()
-                act_at = self._now + self._wait_of()
+            if self._calm_from is None and self._now >= end * self._plan.trouble_share:
+                self._become_calm()
             elif self._now >= silence_at:
                 self._silence()
                 self._open()
                 silence_at = self._now + self._plan.silent_s
+            elif self._calm_from is None:
+                self._disturb()
             self._look()
             time.sleep(_LOOK_S)
         self._silence(last=True)
         self._service.stop()
         self._judge()
 
+    def _become_calm(self) -> None:
+        self._say("calm from here on: nobody is killed, memory is watched")
+        self._silence()
+        self._trouble.calm()
+        self._open()
+        self._calm_from = self._now
+
+    def _disturb(self) -> None:
+        """One kill or one other act, if it is time for one. Whoever was spared is tried again at the next look."""
+        for schedule, do in ((self._kills, self._trouble.kill), (self._acts, self._trouble.act)):
+            if not schedule.due(self._now) or not (did := do()):
+                continue
+            schedule.done(self._now)
+            self._samples.marks.append((self._now, did))
+            self._say(f"{self._now:7.1f} s  {did}")
+            if did == "kill front":  # its clients were told; what they wait for now is another service
+                self._hear()
+                self._pauses.asked(self._trouble.whole_at)
+            else:
+                self._hear(self._trouble.whole_at)
+
     def finish(self) -> None:
         """Figures, picture and JSON; also after a fault."""
         report = self.report
         report.seconds, report.tokens = self._now, self._tokens
-        report.acts = dict(self._trouble.counts)
+        report.acts, report.kills = dict(self._trouble.counts), self._trouble.killed
+        report.longest_pause_s, report.long_pauses = self._pauses.longest_s, self._long_pauses()
         if self._plan.out is not None:
             self._plan.out.mkdir(parents=True, exist_ok=True)
             title = f"{report.seconds / 60:.0f} minutes of {self._plan.model.name}, seed {self._plan.seed}"
@@ -147,18 +172,14 @@ class _Soak:
     def _tokens(self) -> int:
         return sum(asker.tokens for asker in self.askers)
 
-    def _wait_of(self) -> float:
-        return min(4 * self._plan.every_s, self._rng.expovariate(1 / self._plan.every_s))
-
-    def _act(self) -> None:
-        if did := self._trouble.act():
-            self._samples.marks.append((self._now, did))
-            self._say(f"{self._now:7.1f} s  {did}")
+    def _long_pauses(self) -> list[tuple[float, float]]:
+        return [(at - self._began, pause) for at, pause in self._pauses.too_long]
 
     def _open(self) -> None:
+        self._hear()
+        self._pauses.asked(time.monotonic())
         for asker in self.askers:
             asker.open_gate.set()
-        self._moved_at = time.monotonic()
 
     def _silence(self, last: bool = False) -> None:
         """Every client ends what it is at; then everything is checked."""
@@ -173,7 +194,8 @@ class _Soak:
         self.report.hit_rate = status.get("hit_rate")
         self._say(
             f"{self._now:7.1f} s  idle and sound: {sum(self.report.answers.values())} answers, {self._tokens} tokens, "
-            f"hit rate {status.get('hit_rate') or 0:.1%}, longest pause {self.report.longest_pause_s:.1f} s"
+            f"hit rate {status.get('hit_rate') or 0:.1%}, {self._trouble.killed} kills, "
+            f"longest pause {self._pauses.longest_s:.1f} s"
         )
         if last:
             for asker in self.askers:
@@ -188,30 +210,35 @@ class _Soak:
         """Hear the clients, watch for a hang, take a sample when it is time."""
         self._hear()
         now = time.monotonic()
-        if self._tokens > self._moved_tokens or all(asker.idle.is_set() for asker in self.askers):
-            self.report.longest_pause_s = max(self.report.longest_pause_s, now - self._moved_at)
-            self._moved_at, self._moved_tokens = now, self._tokens
-        elif now - self._moved_at > self._plan.hang_s:
+        asking = not all(asker.idle.is_set() for asker in self.askers)
+        if asking and self._pauses.waited_s(now) > self._plan.hang_s:
             raise Wrong(f"no token for {self._plan.hang_s:g} s; status: {self._service.status()}")
         if now >= self._sample_at:
             self._sample_at = now + self._plan.sample_s
             self._samples.take(self._now, self._service.pids(), self._tokens)
 
-    def _hear(self) -> None:
+    def _hear(self, *disturbed_at: float) -> None:
+        """What the clients tell; `disturbed_at` falls among their tokens."""
+        came: list[float] = []
         for asker in self.askers:
-            try:
+            with suppress(queue.Empty):
                 while True:
-                    told = asker.told.get_nowait()
-                    if isinstance(told, Exception):
-                        raise Wrong(ended(told)) from told
-                    self.report.answers[told.kind] = self.report.answers.get(told.kind, 0) + 1
-                    self._samples.answered(told.stats)
-            except queue.Empty:
-                continue
+                    match asker.told.get_nowait():
+                        case Came(at):
+                            came.append(at)
+                        case Answered(kind, _, stats):
+                            self.report.answers[kind] = self.report.answers.get(kind, 0) + 1
+                            self._samples.answered(stats)
+                        case Exception() as error:
+                            raise Wrong(ended(error)) from error
+        for at in sorted({*came, *disturbed_at}):
+            (self._pauses.disturbed if at in disturbed_at else self._pauses.token)(at)
 
     def _judge(self) -> None:
-        """Memory over the calm, descriptors and threads over every process's life."""
+        """No pause too long; memory over the calm, descriptors and threads over every process's life."""
         assert self._calm_from is not None
+        if self._plan.pauses_count and (long := self._long_pauses()):
+            raise Wrong(f"{len(long)} pauses of more than {LONGEST_S:g} s: {[(round(t), round(p)) for t, p in long]}")
         since = self._calm_from + _WARM_UP * (self._now - self._calm_from)
         for role, process in lived_longest(self._samples.processes.values()).items():
             self.report.steady[role] = seen_idle(process)

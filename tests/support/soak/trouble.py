@@ -1,22 +1,24 @@
-"""What happens to the service while it answers: kills, stops, other sizes. Drawn by chance from a seed."""
+"""What happens to the service while it answers: kills at a steady rate, and stops, sleeps and other sizes in between.
+
+Drawn by chance from a seed.
+"""
 
 import os
 import random
 import signal
 import time
 from collections import Counter
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
 from mtp_client.errors import ClientError, ServiceError
 from support.soak.service import ROLES, Service, Wrong, until
 
-Act = Literal["kill engine", "kill loader", "kill both", "stop engine", "stop loader", "sleep", "resize", "kill front"]
-_WEIGHTS: dict[Act, int] = {
-    "kill engine": 5, "kill loader": 5, "kill both": 1, "stop engine": 2, "stop loader": 2, "sleep": 1, "resize": 4,
-    "kill front": 1,
-}  # fmt: skip
+Kill = Literal["kill engine", "kill loader", "kill both", "kill front"]
+_KILLS: dict[Kill, int] = {"kill engine": 9, "kill loader": 9, "kill both": 1, "kill front": 2}
+Act = Literal["stop engine", "stop loader", "stop front", "sleep", "resize"]
+_ACTS: dict[Act, int] = {"stop engine": 2, "stop loader": 2, "stop front": 1, "sleep": 1, "resize": 4}
 # Well below the limit after which a silent child is killed.
 _STOPPED_S = (0.3, 2.5)
 _SIZES = (0.5, 0.6, 0.8, 1.0)
@@ -24,38 +26,44 @@ BACK_S = 120.0
 
 
 class Trouble:
-    """Owner of what was done to the service: `kills` by role since its front started, `counts` of all acts."""
+    """Owner of what was done to the service: `kills` by role since its front started, `counts` of all acts.
+
+    `killed` counts processes, over all fronts. `whole_at`: when the last kill or stop was over, monotonic.
+    """
 
     def __init__(self, service: Service, seed: int, pool_share: float) -> None:
         self._service, self._pool_share = service, pool_share
         self._rng = random.Random(f"{seed}/trouble")
         self.kills: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
-        self.slots: list[int] | None = None
+        self.killed = 0
+        self.whole_at = 0.0
         self._last_running: tuple[str | None, int] = (None, -1)
 
+    def kill(self) -> str:
+        """kill -9 of somebody; what was done, nothing when whom it met is dead already or must be spared."""
+        kill: Kill = self._rng.choices(list(_KILLS), list(_KILLS.values()))[0]
+        if kill == "kill front":
+            self._service.kill_front()
+            self.kills.clear()
+            self.killed += 1
+            self.whole_at = time.monotonic()
+            return self._count(kill)
+        roles = ROLES if kill == "kill both" else (kill.split()[1],)
+        return self._count(" and ".join(f"kill {role}" for role in roles if self._kill(role)))
+
     def act(self) -> str:
-        """One of the acts; what was done. Raises Wrong when the service takes it otherwise than it must."""
-        act: Act = self._rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-        match act:
-            case "kill engine" | "kill loader" | "kill both":
-                roles = ROLES if act == "kill both" else (act.split()[1],)
-                done = [role for role in roles if self._kill(role)]
-                act_done = f"kill {' and '.join(done)}" if done else ""
-            case "stop engine" | "stop loader":
-                act_done = act if self._stop((act.split()[1],)) else ""
-            case "sleep":
-                act_done = act if self._stop(("front", *ROLES)) else ""
-            case "resize":
-                act_done = self._resize()
-            case "kill front":
-                self._service.kill_front()
-                self.kills.clear()
-                self.slots = None
-                act_done = act
-        if act_done:
-            self.counts[act_done.split(" to ")[0]] += 1
-        return act_done
+        """Anything but a kill; what was done. Raises Wrong when the service takes it otherwise than it must."""
+        act: Act = self._rng.choices(list(_ACTS), list(_ACTS.values()))[0]
+        if act == "resize":
+            return self._resize()
+        roles = ("front", *ROLES) if act == "sleep" else (act.split()[1],)
+        return self._count(act if self._stop(roles) else "")
+
+    def _count(self, done: str) -> str:
+        if done:
+            self.counts[done] += 1
+        return done
 
     def calm(self) -> None:
         """The pool as large as it was, both children back."""
@@ -76,15 +84,17 @@ class Trouble:
             return False
         if role == "engine":
             running = status["queue"]["running"], status["queue"]["running_tokens"]
-            same = running[0] is not None and running[0] == self._last_running[0]
-            if same and running[1] <= self._last_running[1]:
-                return False
-            self._last_running = running
+            if running[0] is not None:
+                if running[0] == self._last_running[0] and running[1] <= self._last_running[1]:
+                    return False
+                self._last_running = running
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             return False
+        self.whole_at = time.monotonic()
         self.kills[role] += 1
+        self.killed += 1
         return True
 
     def _stop(self, roles: tuple[str, ...]) -> bool:
@@ -97,22 +107,24 @@ class Trouble:
         for process in chosen:
             if process.is_running():
                 process.resume()
+        self.whole_at = time.monotonic()
         return bool(chosen)
 
     def _resize(self) -> str:
         share = self._rng.choice(_SIZES)
-        return f"resize to {share:g}" if self._resize_to(share) else ""
+        done = self._resize_to(share)
+        self._count("resize" if done else "")
+        return f"resize to {share:g}" if done else ""
 
     def _resize_to(self, share: float) -> bool:
         """False when there is no loader just now; raises Wrong when a sound one refuses."""
         try:
             with self._service.client() as client:
-                result: Any = client.resize(f"{100 * self._pool_share * share:g}%", wait_s=90.0)
+                client.resize(f"{100 * self._pool_share * share:g}%", wait_s=90.0)
         except ServiceError as error:
             if error.kind == "environment" and "the loader" in str(error) and "not answer" not in str(error):
                 return False
             raise Wrong(f"resize: {error}") from error
         except ClientError as error:
             raise Wrong(f"resize: {error}") from error
-        self.slots = list(result["slots"])
         return True
