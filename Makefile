@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Most of a test of processes is waiting for them; a file's tests share fixtures and stay together.
+WORKERS := -n logical --maxprocesses 4 --dist loadfile
 
 .PHONY: help demo test test-full check unit bench soak clean
 
@@ -32,12 +34,12 @@ check: $(STAMP)
 	$(BIN)/python tools/modules.py --check
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 test: check unit
 
 test-full: check
-	$(BIN)/python -m pytest --full
+	$(BIN)/python -m pytest $(WORKERS) --full
 
 bench: $(STAMP)
 	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
