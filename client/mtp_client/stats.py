@@ -7,6 +7,8 @@ from mtp_protocol.client_messages import Finished
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 # Lines with their own wording; whatever else the engine reports follows in plain form.
+# For programs: a map of maps, and a time of the machine's own clock.
+_UNTOLD = frozenset({"unions", "first_at_s"})
 _WORDED = frozenset(
     {"tok_per_s", "ttft_s", "hits", "misses", "bytes_read", "stall_s", "rounds", "drafted", "accepted"}
     | {"accepted_by_position", "drafted_by_position", "accepted_lengths", "tokens_per_round", "queued_s", "restarts"}
@@ -24,7 +26,7 @@ def stats_block(finished: Finished) -> str:
     lines += [("speed", line) for line in _speed(stats)]
     lines += [("experts", line) for line in _experts(stats, usage.completion_tokens)]
     lines += [("drafts", line) for line in _drafts(stats)]
-    lines += [(key, _plain(value)) for key, value in sorted(stats.items()) if key not in _WORDED]
+    lines += [(key, _plain(value)) for key, value in sorted(stats.items()) if key not in _WORDED | _UNTOLD]
     width = max(len(name) for name, _ in lines)
     return "".join(f"{name:>{width}}  {text}\n" for name, text in lines)
 

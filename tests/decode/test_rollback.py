@@ -158,7 +158,7 @@ def test_a16_200_rounds_of_3_through_a_rotating_cache() -> None:
 
 def test_batch_on_a_rotating_cache_is_refused() -> None:
     """Asking for what cannot be exact is the user's mistake, told before anything runs."""
-    with pytest.raises(RequestRefused, match="verify = batch is not exact"):
+    with pytest.raises(RequestRefused, match="verify_mode = batch is not exact"):
         decoder(target("gpt_oss"), prompt_of(5), drafter=Scripted([], 5, oracle), verify="batch")
 
 

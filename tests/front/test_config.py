@@ -43,7 +43,7 @@ def test_command_line_wins_over_file(tmp_path: Path) -> None:
         ("max_queue = true", "max_queue must be 1..10000, not True"),
         ('max_queue = "3"', "max_queue must be"),
         ("beat_limit_s = nan", "beat_limit_s must lie in"),
-        ('verify_mode = "both"', "verify_mode must be one of batch | step"),
+        ('verify_mode = "both"', "verify_mode must be one of auto | batch | step"),
         ('pool = "0%"', "above 0%"),
         ('pool = "much"', "a pool is a size like"),
         ("pool = [", "is not TOML"),

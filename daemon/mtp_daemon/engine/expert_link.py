@@ -24,6 +24,7 @@ from mtp_protocol.expert_messages import (
     Need,
     Recall,
     Released,
+    Resident,
     ToEngine,
     Used,
     Welcome,
@@ -62,6 +63,7 @@ class ExpertLink:
         self._limits = limits
         # What was told to a loader that died is no business of its successor's.
         self.on_rejoin: Callable[[], None] = lambda: None
+        self.on_prefetched: Callable[[Sequence[Resident]], None] = lambda experts: None
         self._ticket = 0
         self._demand: Demand | None = None
         self._successor: LoaderUp | None = None  # a loader that we have not said Hello to
@@ -182,8 +184,10 @@ class ExpertLink:
 
     def _handle(self, happened: ToEngine | LoaderUp | LoaderDead) -> None:
         match happened:
-            case Filled(_, experts):
+            case Filled(ticket, experts):
                 self._residency.fill(experts)
+                if ticket is None:
+                    self.on_prefetched(experts)
                 if self._demand is not None:
                     self._note_arrivals(self._demand, [r.expert for r in experts if r.layer == self._demand.layer])
             case Recall(bank, slots):

@@ -41,7 +41,7 @@ def load_streamed(path: Path, stream: ExpertStream) -> Loaded:
     trunk = Trunk(model)
     facts = {
         "model_type": config["model_type"],
-        "dense_bytes": sum(v.nbytes for v in _flat(model.parameters()).values()),
+        "dense_bytes": sum(v.nbytes for v in flat(model.parameters()).values()),
         "context": _context(config),
         "adapter": not installed.unadapted,
         "unadapted": list(installed.unadapted),
@@ -93,7 +93,7 @@ def _dense_weights(model: Any, weights: list[tuple[str, mx.array]]) -> list[tupl
     if not experts:
         name = getattr(model, "model_type", type(model).__name__)
         raise RequestRefused(f"model type {name!r} keeps no experts in SwitchGLU: there is nothing to stream")
-    wanted = {k: v for k, v in _flat(model.parameters()).items() if not k.startswith(experts)}
+    wanted = {k: v for k, v in flat(model.parameters()).items() if not k.startswith(experts)}
     dense = {k: v for k, v in weights if not k.startswith(experts) and "mtp" not in k.split(".")}
     if missing := sorted(wanted.keys() - dense.keys()):
         raise RequestRefused(f"the checkpoint has no tensor {missing[0]!r} ({len(missing)} are missing)")
@@ -110,14 +110,15 @@ def _evaluate(model: Any) -> None:
 
     lazy they could be evaluated only by the thread that built them.
     """
-    for value in _flat(model.parameters()).values():
+    for value in flat(model.parameters()).values():
         mx.eval(value)
     for _, module in model.named_modules():
         for value in _arrays((*module.values(), *vars(module).values())):
             mx.eval(value)
 
 
-def _flat(tree: Any) -> dict[str, mx.array]:
+def flat(tree: Any) -> dict[str, mx.array]:
+    """A tree of parameters as name to array."""
     return {str(k): v for k, v in tree_flatten(tree) if isinstance(v, mx.array)}  # type: ignore[str-unpack]
 
 
@@ -140,7 +141,7 @@ def _cache_facts(trunk: Trunk, stream: ExpertStream) -> dict[str, int]:
     per_token = fixed = 0
     for cache in caches:
         for part in getattr(cache, "caches", (cache,)):
-            arrays = list(_flat(part.state).values())
+            arrays = list(flat(part.state).values())
             if isinstance(part, KVCache):
                 per_token += sum(a.nbytes // a.shape[-2] for a in arrays)
             else:

@@ -23,7 +23,7 @@ from mtp_daemon.engine.residency import Residency
 from mtp_daemon.engine.routing import DECODE, PROMPT, Forward, LayerRouting, Ran, distinct
 from mtp_daemon.engine.stream_stats import StreamStats
 from mtp_daemon.engine.verify import SlotVerifier
-from mtp_protocol.expert_messages import Hello
+from mtp_protocol.expert_messages import Hello, Resident
 from mtp_protocol.geometry import Geometry, PoolLayout
 
 __all__ = ["DECODE", "PROMPT", "ExpertStream", "ResidentStream", "Stream", "StreamSettings"]
@@ -115,6 +115,7 @@ class ExpertStream:
         hello = Hello(geometry.fingerprint, layout.generation)
         self.link = ExpertLink(socket, self.residency, hello, self.finish, self.stats, self.settings.limits)
         self.link.on_rejoin = self._forget_told
+        self.link.on_prefetched = self._count_prefetched
         self.dry = False  # layers give zeros of the right shape: to learn the caches' sizes without a loader
         self._tables: dict[int, tuple[int, mx.array]] = {}
         self._step = 0
@@ -191,6 +192,10 @@ class ExpertStream:
         for forward in (*self._unreported, *((self._now,) if self._now is not None else ())):
             forward.restart(self.stats)
         self._unreported.clear()
+
+    def _count_prefetched(self, experts: Sequence[Resident]) -> None:
+        self.stats.prefetched += len(experts)
+        self.stats.prefetched_bytes += sum(self._source_bytes[told.layer] for told in experts)
 
     def _report(self, keep: int) -> None:
         while len(self._unreported) > keep:

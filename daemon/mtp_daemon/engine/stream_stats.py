@@ -10,7 +10,7 @@ class StreamStats:
 
     read. `wait_s` is the time spent blocked for misses; what was running meanwhile is not subtracted. `unions[n]`
     counts how many distinct experts one layer of a forward over n tokens needed. `bytes_read` is what the misses take
-    on disk.
+    on disk; `prefetched` experts of `prefetched_bytes` arrived that nobody had asked for.
     """
 
     forwards: int = 0
@@ -18,6 +18,8 @@ class StreamStats:
     hits: int = 0
     misses: int = 0
     bytes_read: int = 0
+    prefetched: int = 0
+    prefetched_bytes: int = 0
     demands: int = 0
     waves: int = 0
     retries: int = 0

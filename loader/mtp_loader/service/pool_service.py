@@ -51,6 +51,7 @@ class PoolService:
         self.geometry, self._settings, self._readers, self._send = geometry, settings, readers, send
         self.ledger = RequestLedger()
         self.bytes_read = 0
+        self.experts_read = 0
         self.read_s = 0.0
         self.failures = 0
         self.on_resized: Callable[[tuple[int, ...]], None] = lambda limits: None
@@ -97,7 +98,7 @@ class PoolService:
             self._table.engine_up(self._engine)
         self._table.pin(self._pins)
         self.ledger = RequestLedger()
-        self.bytes_read = 0
+        self.bytes_read = self.experts_read = 0
         if old is not None:
             old.close()
 
@@ -200,6 +201,7 @@ class PoolService:
         self.watch.on_read(result.seconds, demand=result.demand)
         if result.error is None:
             self.bytes_read += self.geometry.banks[place.bank].source_bytes
+            self.experts_read += 1
             self.read_s += result.seconds
             self.table.fill_done(place.bank, place.slot)
             return

@@ -18,6 +18,7 @@ def facts(service: PoolService) -> dict[str, Any]:
         "hits": ledger.hits,
         "misses": ledger.misses,
         "bytes_read": service.bytes_read,
+        "experts_read": service.experts_read,
         "read_failures": service.failures,
     }
     if service.open:

@@ -9,6 +9,7 @@ import mlx.core as mx
 from mtp_daemon.engine.decode.pipeline import Pipeline
 from mtp_daemon.engine.decode.prefill import prefill
 from mtp_daemon.engine.decode.request import new_request
+from mtp_daemon.engine.decode.rollback import leaves
 from mtp_daemon.engine.decode.round import Rounds, Run
 from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.decode.target import Target
@@ -118,8 +119,13 @@ class Decoder:
         state = self._state
         numbers = self._rounds.stats.as_dict(state.target.stream.stats.misses - self._misses_before)
         numbers["speculation"] = state.settings.speculation if state.plain_why is None else f"off: {state.plain_why}"
+        numbers["cache_bytes"] = sum(int(c.nbytes) for c in self._caches())
         numbers["verify"] = "batch" if state.batch else f"step: {state.step_why}"
         return numbers
+
+    def _caches(self) -> list[Any]:
+        head = [] if self._state.head is None else [self._state.head.cache]
+        return [*leaves(self._state.caches), *head]
 
     def close(self) -> None:
         """Let everything go that still runs or reads the pool."""

@@ -49,13 +49,13 @@ def new_request(
     plain_why = None if scripted or target.head is not None else (target.head_why or "the model has no MTP head")
     if settings.speculation == "off":
         plain_why = "speculation is off"
-    step_why = "verify = step" if settings.verify == "step" else None
+    step_why = "verify_mode = step" if settings.verify == "step" else None
     try:
         step_why = step_why or one_at_a_time(caches) or _two_paths(target)
     except RequestRefused as refusal:
         plain_why = plain_why or str(refusal)
     if step_why and settings.verify == "batch" and plain_why is None:
-        raise RequestRefused(f"verify = batch is not exact here: {step_why}")
+        raise RequestRefused(f"verify_mode = batch is not exact here: {step_why}")
     head = None
     if plain_why is None and target.head is not None:
         head = HeadTrack(target.head, target.trunk, target.stream)

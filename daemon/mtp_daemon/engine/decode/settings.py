@@ -17,9 +17,10 @@ MAX_WIDTH = 8
 class DecodeSettings:
     """Raises RequestRefused, naming the setting, for a value outside its range.
 
-    `speculation` is the way to draft and `depth` the most tokens a round drafts. `verify`: "batch" in one forward,
-    "step" position by position, "auto" batch wherever the caches can be taken back. `chunk`: prompt tokens a prefill
-    forward. `tau`: adaptive ways stop where the head's largest probability is below it. `width`: paths of a tree.
+    `speculation` is the way to draft and `depth` the most tokens a round drafts. `verify` (the setting
+    verify_mode): "batch" in one forward, "step" position by position, "auto" batch wherever that is exact. `chunk`:
+    prompt tokens a prefill forward. `tau`: adaptive ways stop where the head's largest probability is below it.
+    `width`: paths of a tree.
     `probe`: also count how often the true token is in the head's top 1, 2 and 3 (costs a read a round).
     """
 
@@ -37,7 +38,7 @@ class DecodeSettings:
                 f"speculation must be one of {', '.join(WAYS)}, not {self.speculation!r}", "bad_request"
             )
         if self.verify not in get_args(Verify):
-            raise RequestRefused(f"verify must be auto, batch or step, not {self.verify!r}", "bad_request")
+            raise RequestRefused(f"verify_mode must be auto, batch or step, not {self.verify!r}", "bad_request")
         _within("depth", self.depth, 0, MAX_DEPTH)
         _within("chunk", self.chunk, 1, 1 << 20)
         _within("tau", self.tau, 0.0, 1.0)

@@ -11,7 +11,8 @@ from mtp_daemon.engine.decode.target import Target
 from mtp_daemon.engine.depth import make_controller
 from mtp_daemon.engine.device import use_device
 from mtp_daemon.engine.expert_link import Limits
-from mtp_daemon.engine.model import Loaded, load_streamed
+from mtp_daemon.engine.model import Loaded, flat, load_streamed
+from mtp_daemon.engine.mtp.head import MtpHead
 from mtp_daemon.engine.mtp.load import LoadedHead, load_head
 from mtp_daemon.engine.process.hidden_rows import choose_hidden
 from mtp_daemon.engine.process.mailbox import Activity, Mailbox
@@ -76,11 +77,18 @@ def _facts(loaded: Loaded, head: LoadedHead, vocabulary: Vocabulary) -> dict[str
     return {
         "adapter": _unadapted(loaded),
         "mtp": head.head is not None,
+        "head_bytes": 0 if head.head is None else _bytes_of(head.head),
         "mtp_why": head.why if head.head is None else "",
         "chat_template": vocabulary.chat_template,
         "eos": sorted(vocabulary.eos),
         "vocabulary": vocabulary.size,
     }
+
+
+def _bytes_of(module: MtpHead) -> int:
+    """Of its dense weights: its experts are in the pool."""
+    parameters: Any = module.parameters()  # type: ignore[no-untyped-call]
+    return sum(v.nbytes for v in flat(parameters).values())
 
 
 def _stream_settings(settings: EngineSettings) -> StreamSettings:

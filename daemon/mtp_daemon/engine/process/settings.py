@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from mtp_daemon.engine.decode.settings import DecodeSettings, Verify
+from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.depth import DepthSettings
 from mtp_daemon.engine.errors import RequestRefused
 from mtp_daemon.engine.mtp.hidden import Hidden
@@ -19,7 +19,14 @@ _DEPTH = {
     "probe_share": "probe_share",
     "acceptance": "acceptance",
 }
-_DECODE = {"speculation": "speculation", "chunk": "chunk", "tau": "tau", "width": "width", "probe": "probe"}
+_DECODE = {
+    "speculation": "speculation",
+    "verify_mode": "verify",
+    "chunk": "chunk",
+    "tau": "tau",
+    "width": "width",
+    "probe": "probe",
+}
 _OWN: dict[str, tuple[type, ...]] = {
     "context": (int,),
     "mtp": (bool,),
@@ -27,7 +34,6 @@ _OWN: dict[str, tuple[type, ...]] = {
     "hidden": (str,),
     "state_dir": (str, type(None)),
     "verify_slots": (bool,),
-    "verify_mode": (str,),
     "prefetch": (bool,),
     "hints_ahead": (int,),
     "loader_limit_s": (int, float),
@@ -81,7 +87,6 @@ def read_settings(text: str) -> EngineSettings:
         raise RequestRefused(str(error), "bad_request") from error
     own = {name: given[name] for name in _OWN if name in given}
     ahead = own.pop("prefetch", True)
-    own.pop("verify_mode", None)
     if not ahead:
         own["hints_ahead"] = 0
     for name in ("head", "state_dir"):
@@ -92,12 +97,8 @@ def read_settings(text: str) -> EngineSettings:
 def _decode_settings(given: dict[str, Any], depth: DepthSettings) -> DecodeSettings:
     """The most a round drafts is the controller's business; a constant depth is its own maximum."""
     most = depth.depth if depth.controller == "constant" else depth.max_depth
-    # "batch" is what is wanted, not what is exact in every model: "auto" steps where a batch would not be.
-    verify: Verify = "step" if given.get("verify_mode") == "step" else "auto"
-    if given.get("verify_mode", "batch") not in ("batch", "step"):
-        raise ValueError(f"verify_mode must be batch or step, not {given['verify_mode']!r}")
     chosen = {field: given[name] for name, field in _DECODE.items() if name in given}
-    return DecodeSettings(depth=most, verify=verify, **chosen)
+    return DecodeSettings(depth=most, **chosen)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
