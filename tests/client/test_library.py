@@ -37,7 +37,7 @@ def test_prompt_ids(front: FrontProcess) -> None:
 
 
 def test_two_answers_interleaved(front: FrontProcess) -> None:
-    """A9's shape: two requests of one client, read in turns and out of order; each is its own, none loses events."""
+    """Two requests of one client, read in turns and out of order; each is its own, none loses events."""
     with front.client() as client:
         first, second = client.generate("one", max_tokens=40), client.generate("two", max_tokens=40)
         next(first)

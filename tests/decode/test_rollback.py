@@ -40,10 +40,10 @@ class DiskGone(EnvironmentFailed):
 @pytest.mark.parametrize("where", ["trunk", "logits", "judge", "settle", "head"])
 @pytest.mark.parametrize("way", ["chain", "tree", "rescue"])
 @pytest.mark.parametrize("verify", ["batch", "step"])
-def test_a10_an_error_anywhere_in_a_round_takes_it_back(
+def test_an_error_anywhere_in_a_round_takes_it_back(
     where: str, way: str, verify: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A10: state after the failed round is that before it, so that the round can be asked for again."""
+    """State after the failed round is that before it, so that the round can be asked for again."""
     on, prompt = target("qwen3_next", head=True), prompt_of(9)
     answer = reference(on, prompt, 12)
     decoding = decoder(on, prompt, speculation=way, depth=3, verify=verify)
@@ -70,8 +70,8 @@ def test_a10_an_error_anywhere_in_a_round_takes_it_back(
     assert run(decoding, 8, assert_like_fresh) == answer[4:]
 
 
-def test_a10_an_error_in_a_rescue_loses_no_committed_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A10: the first verify of the round is committed by then; its tokens must reach the caller."""
+def test_an_error_in_a_rescue_loses_no_committed_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first verify of the round is committed by then; its tokens must reach the caller."""
     on, prompt = target("qwen3_next"), prompt_of(9)
     answer = reference(on, prompt, 12)
     decoding = decoder(on, prompt, drafter=Scripted(answer, len(prompt), right_then_wrong(1), "rescue"), depth=4)
@@ -91,8 +91,8 @@ def test_a10_an_error_in_a_rescue_loses_no_committed_token(monkeypatch: pytest.M
     assert ids + run(decoding, 10) == answer
 
 
-def test_a10_an_interrupt_between_verify_and_commit_takes_the_round_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A10: also what is no Exception (a stop signal while the verify runs)."""
+def test_an_interrupt_between_verify_and_commit_takes_the_round_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is no Exception (a stop signal while the verify runs)."""
     on, prompt = target("qwen3_next", head=True), prompt_of(9)
     decoding = decoder(on, prompt, depth=2)
 
@@ -133,8 +133,8 @@ def test_cancelled_between_chunks() -> None:
 
 @pytest.mark.parametrize("script", [wrong, oracle, right_then_wrong(1)])
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_a15_three_times_around_a_window_of_8(script: Any, depth: int) -> None:
-    """A15: a rotating cache that were trimmed past its window would have lost rows; `trim` says it could."""
+def test_three_times_around_a_window_of_8(script: Any, depth: int) -> None:
+    """A rotating cache that were trimmed past its window would have lost rows; `trim` says it could."""
     on, prompt = target("gpt_oss"), prompt_of(5)
     answer = reference(on, prompt, 24)
     decoding = decoder(on, prompt, drafter=Scripted(answer, len(prompt), script), depth=depth)
@@ -142,8 +142,8 @@ def test_a15_three_times_around_a_window_of_8(script: Any, depth: int) -> None:
     assert decoding.stats()["verify"].startswith("step")
 
 
-def test_a16_200_rounds_of_3_through_a_rotating_cache() -> None:
-    """A16: the window stays the window, and the tokens REF's."""
+def test_200_rounds_of_3_through_a_rotating_cache() -> None:
+    """The window stays the window, and the tokens REF's."""
     on, prompt = target("gpt_oss"), prompt_of(5)
     answer = reference(on, prompt, 400)
     decoding = decoder(on, prompt, drafter=Scripted(answer, len(prompt), right_then_wrong(1)), depth=2)
@@ -163,8 +163,8 @@ def test_batch_on_a_rotating_cache_is_refused() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "gpt_oss", "qwen3_moe"])
-def test_c4_a_snapshot_restored_after_5_tokens_has_its_bits(family: str) -> None:
-    """C4: also where a cache is written in place: a snapshot that shared the array object would change with it."""
+def test_a_snapshot_restored_after_5_tokens_has_its_bits(family: str) -> None:
+    """Also where a cache is written in place: a snapshot that shared the array object would change with it."""
     on = target(family)
     caches = on.trunk.make_cache()
     on.trunk.hidden(mx.array([prompt_of(12)]), caches)
@@ -203,8 +203,8 @@ def test_recorded_layers_have_the_bits_of_mlx_lms_own(family: str, quant: str | 
     assert_same_caches(recorded, short)
 
 
-def test_c7_the_recurrent_state_stays_float32_for_512_steps() -> None:
-    """C7: bf16 weights; the state against the same recurrence in float64, inputs being the layer's own."""
+def test_the_recurrent_state_stays_float32_for_512_steps() -> None:
+    """Bf16 weights; the state against the same recurrence in float64, inputs being the layer's own."""
     on = target("qwen3_next", quant="q4g32/bf16")
     recording_deltas(on.trunk.model)
     decoding = decoder(on, prompt_of(4), drafter=Scripted([], 4, oracle), depth=0)

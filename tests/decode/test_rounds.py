@@ -48,10 +48,10 @@ CASES = [pytest.param(*row, marks=[] if row in PAIRS else pytest.mark.full) for 
 
 
 @pytest.mark.parametrize(("family", "way", "verify", "depth", "script"), CASES)
-def test_a1_a2_scripted_drafts_change_no_token_and_no_cache(
+def test_scripted_drafts_change_no_token_and_no_cache(
     family: str, way: str, verify: str, depth: int, script: str
 ) -> None:
-    """A1, A2: a commit off by one, a checkpoint not restored or a wrong branch shows in ids or in a cache's bytes."""
+    """A commit off by one, a checkpoint not restored or a wrong branch shows in ids or in a cache's bytes."""
     on, prompt = target(family), prompt_of(11)
     answer = reference(on, prompt, 16)
     drafter = Scripted(answer, len(prompt), SCRIPTS[script], way)
@@ -67,7 +67,7 @@ HEAD_WAYS = ("chain", "adaptive", "rescue", "tree", "adaptive+rescue")
 @pytest.mark.parametrize("verify", ["batch", pytest.param("step", marks=pytest.mark.full)])
 @pytest.mark.parametrize("depth", [1, 3, *(pytest.param(d, marks=pytest.mark.full) for d in (2, 4, 5, 6))])
 def test_every_way_with_the_head_changes_no_token_and_no_cache(family: str, way: str, verify: str, depth: int) -> None:
-    """A1, A2, B12: the head's own cache is aligned after every round, and its drafts change nothing."""
+    """The head's own cache is aligned after every round, and its drafts change nothing."""
     on, prompt = target(family, head=True), prompt_of(9)
     decoding = decoder(on, prompt, speculation=way, depth=depth, verify=verify, chunk=4, tau=0.01)
     assert run(decoding, 14, assert_like_fresh) == reference(on, prompt, 14)
@@ -77,16 +77,16 @@ def test_every_way_with_the_head_changes_no_token_and_no_cache(family: str, way:
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(64))
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-def test_a1_64_prompts(seed: int, depth: int) -> None:
-    """A1 in its full size, the right-k drafter changing with the prompt."""
+def test_64_prompts(seed: int, depth: int) -> None:
+    """64 prompts, the right-k drafter changing with the prompt."""
     on, prompt = target("qwen3_next"), prompt_of(5 + seed, seed)
     answer = reference(on, prompt, 64)
     drafter = Scripted(answer, len(prompt), right_then_wrong(seed % (depth + 1)))
     assert run(decoder(on, prompt, drafter=drafter, depth=depth), 64) == answer
 
 
-def test_a4_a_drafter_that_always_proposes_the_end() -> None:
-    """A4: a drafted end-of-text token is no end of text."""
+def test_a_drafter_that_always_proposes_the_end() -> None:
+    """A drafted end-of-text token is no end of text."""
     on, prompt = target("qwen3_next"), prompt_of(7)
 
     class Ends:
@@ -99,8 +99,8 @@ def test_a4_a_drafter_that_always_proposes_the_end() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 8])
 @pytest.mark.parametrize("way", ["chain", "rescue", "tree"])
-def test_a5_never_more_than_the_limit(tokens: int, depth: int, way: str) -> None:
-    """A5: a run that overran max_tokens would have more ids than were asked for."""
+def test_never_more_than_the_limit(tokens: int, depth: int, way: str) -> None:
+    """A run that overran max_tokens would have more ids than were asked for."""
     on, prompt = target("qwen3_next"), prompt_of(6)
     answer = reference(on, prompt, 20)
     drafter = Scripted(answer, len(prompt), right_then_wrong(1), way)
@@ -114,8 +114,8 @@ def test_a5_never_more_than_the_limit(tokens: int, depth: int, way: str) -> None
     assert decoding.round(0).ids == ()
 
 
-def test_a5_a_drafter_that_gives_more_than_it_was_asked_for() -> None:
-    """A5: the limit of a round is the drafter's contract; one that breaks it is a bug, told as one."""
+def test_a_drafter_that_gives_more_than_it_was_asked_for() -> None:
+    """The limit of a round is the drafter's contract; one that breaks it is a bug, told as one."""
     on, prompt = target("qwen3_next"), prompt_of(6)
 
     class Eager:
@@ -126,8 +126,8 @@ def test_a5_a_drafter_that_gives_more_than_it_was_asked_for() -> None:
         decoder(on, prompt, drafter=Eager(), depth=2).round(9)
 
 
-def test_a8_a_second_prompt_is_as_if_it_were_the_first() -> None:
-    """A8: nothing of the first request is left, in tokens or in acceptance counts."""
+def test_a_second_prompt_is_as_if_it_were_the_first() -> None:
+    """Nothing of the first request is left, in tokens or in acceptance counts."""
     on, first, second = target("qwen3_next", head=True), prompt_of(9, 1), prompt_of(8, 2)
 
     def answer() -> tuple[list[int], dict]:
@@ -142,8 +142,8 @@ def test_a8_a_second_prompt_is_as_if_it_were_the_first() -> None:
     assert answer() == alone
 
 
-def test_a9_two_requests_in_turn() -> None:
-    """A9: two requests interleaved on one target are each as alone."""
+def test_two_requests_in_turn() -> None:
+    """Two requests interleaved on one target are each as alone."""
     on = target("qwen3_next")
     prompts = [prompt_of(9, 1), prompt_of(12, 2)]
     answers = [reference(on, p, 12) for p in prompts]
@@ -158,16 +158,16 @@ def test_a9_two_requests_in_turn() -> None:
     assert [ids[:10] for ids in got] == [a[:10] for a in answers]
 
 
-def test_a20_depth_13_on_a_one_layer_head() -> None:
-    """A20: a chain longer than the head has layers."""
+def test_depth_13_on_a_one_layer_head() -> None:
+    """A chain longer than the head has layers."""
     on, prompt = target("qwen3_next", head=True), prompt_of(6)
     decoding = decoder(on, prompt, depth=13)
     assert run(decoding, 30) == reference(on, prompt, 30)
     assert decoding.stats()["drafted"] >= 13
 
 
-def test_c1_c2_c4_the_same_prompt_and_a_shared_prefix() -> None:
-    """C1, C2: a second request over the same prefix, with another ending, equals a cold one (nothing is reused yet)."""
+def test_the_same_prompt_and_a_shared_prefix() -> None:
+    """A second request over the same prefix, with another ending, equals a cold one (nothing is reused yet)."""
     on, prefix = target("qwen3_next"), prompt_of(20)
     for ending in ([], [3, 4], [5]):
         prompt = [*prefix, *ending]
@@ -177,8 +177,8 @@ def test_c1_c2_c4_the_same_prompt_and_a_shared_prefix() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 63, 64, 65])
 @pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "gpt_oss"])
-def test_c10_any_chunk_gives_the_same_state(family: str, chunk: int) -> None:
-    """C10: also where a single token takes another path: no chunk is one token."""
+def test_any_chunk_gives_the_same_state(family: str, chunk: int) -> None:
+    """Also where a single token takes another path: no chunk is one token."""
     on, prompt = target(family, head=family == "qwen3_next"), prompt_of(67)
     decoding = decoder(on, prompt, depth=0, chunk=chunk)
     assert_like_fresh(decoding)
@@ -270,7 +270,7 @@ class Steps:
 
 
 def test_the_last_positions_logits_only() -> None:
-    """C9: prefill computes no logits; each round those of its own rows."""
+    """Prefill computes no logits; each round those of its own rows."""
     on, prompt = target("qwen3_next"), prompt_of(40)
     asked: list[int] = []
     plain = on.trunk.logits
@@ -287,8 +287,8 @@ def test_the_last_positions_logits_only() -> None:
     assert asked == [1, 1, 1]
 
 
-def test_c9_a_longer_prompt_costs_its_caches_only() -> None:
-    """C9: with chunks of 64, a prompt twice as long peaks higher by its keys and values, not by its activations."""
+def test_a_longer_prompt_costs_its_caches_only() -> None:
+    """With chunks of 64, a prompt twice as long peaks higher by its keys and values, not by its activations."""
     on = target("qwen3_moe")
     peaks = []
     for length in (513, 1025):

@@ -30,8 +30,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "way"), CASES)
-def test_a12_a13_a_seeds_text_is_one_text(kind: str, way: str) -> None:
-    """A12, A13: with a seed the text is the same whatever is drafted, log probabilities too; another seed's differs."""
+def test_a_seeds_text_is_one_text(kind: str, way: str) -> None:
+    """With a seed the text is the same whatever is drafted, log probabilities too; another seed's differs."""
     on, prompt = target("qwen3_next", head=True), prompt_of(9)
 
     def text(seed: int, **settings: Any) -> tuple[list[int], list[Any]]:
@@ -52,8 +52,8 @@ def test_a12_a13_a_seeds_text_is_one_text(kind: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["chain", "rescue", "tree"])
-def test_a13_accepted_drafts_of_a_seed(way: str) -> None:
-    """A13: the same where drafts are accepted: a scripted drafter that knows the seed's text."""
+def test_accepted_drafts_of_a_seed(way: str) -> None:
+    """The same where drafts are accepted: a scripted drafter that knows the seed's text."""
     on, prompt, sampling = target("qwen3_next"), prompt_of(9), Sampling(temperature=1.0, seed=11)
     answer = run(decoder(on, prompt, sampling=sampling, depth=0), 20)
     drafter = Scripted(answer, len(prompt), right_then_wrong(2), way)

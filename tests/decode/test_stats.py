@@ -11,8 +11,8 @@ from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
 from support.decoding import Scripted, decoder, oracle, prompt_of, reference, right_then_wrong, run, target, wrong
 
 
-def test_a18_a_scripted_pattern_counted_by_hand() -> None:
-    """A18: depth 3; right drafts a round 3, 0, 1, 2, then the end: drafted, accepted and emitted as counted by hand."""
+def test_a_scripted_pattern_counted_by_hand() -> None:
+    """Depth 3; right drafts a round 3, 0, 1, 2, then the end: drafted, accepted and emitted as counted by hand."""
     on, prompt = target("qwen3_next"), prompt_of(7)
     answer = reference(on, prompt, 10)
     pattern = iter([3, 0, 1, 2])
@@ -41,8 +41,8 @@ def test_a18_a_scripted_pattern_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("way", ["chain", "rescue", "tree"])
 @pytest.mark.parametrize("script", [oracle, wrong, right_then_wrong(1)])
-def test_a18_the_numbers_add_up(way: str, script: Any) -> None:
-    """A18: 0 <= accepted <= drafted, and every sum that the docstring of `as_dict` promises."""
+def test_the_numbers_add_up(way: str, script: Any) -> None:
+    """0 <= accepted <= drafted, and every sum that the docstring of `as_dict` promises."""
     on, prompt = target("qwen3_next"), prompt_of(7)
     answer = reference(on, prompt, 21)
     decoding = decoder(on, prompt, drafter=Scripted(answer, len(prompt), script, way), depth=4)
@@ -74,8 +74,8 @@ def test_a_rescue_commits_more_than_a_token() -> None:
         assert decoding.stats()["rescues"] == 1
 
 
-def test_f4_a_request_of_no_tokens_has_finite_numbers() -> None:
-    """F4: nothing decoded: every number is there, finite and 0."""
+def test_a_request_of_no_tokens_has_finite_numbers() -> None:
+    """Nothing decoded: every number is there, finite and 0."""
     numbers = decoder(target("qwen3_next"), prompt_of(3)).stats()
     assert numbers["tokens_per_round"] == numbers["misses_per_token"] == numbers["seconds"]["total"] == 0
 

@@ -48,7 +48,7 @@ def _matrix() -> list[Any]:
 
 
 @pytest.mark.parametrize(("family", "packed", "share"), _matrix())
-def test_d1_tokens_and_logits_equal_plain_mlx_lm(
+def test_tokens_and_logits_equal_plain_mlx_lm(
     family: str, packed: bool, share: float, tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     """Any size of pool from the minimum up: a slot overwritten too early, a row put in the wrong place, a sum in
@@ -84,7 +84,7 @@ def test_d1_tokens_and_logits_equal_plain_mlx_lm(
     ],
 )
 @pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_e1_e4_every_kind_of_weight(
+def test_every_kind_of_weight(
     family: str, quant: str | None, packed: bool, tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     """Mixed bits (banks of several geometries), modes without biases, a bias an expert, bf16 and float32."""
@@ -124,7 +124,7 @@ def _bf16_reference(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_moe", pytest.param("glm4_moe", marks=pytest.mark.full)])
-def test_c10_any_chunking_gives_the_same_state(family: str, tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_any_chunking_gives_the_same_state(family: str, tmp_path: Path, serve: Callable[..., Any]) -> None:
     """Chunks of 1, 2, 3, 4, 5, 63, 64 and 65 tokens: the same caches and logits, through a quarter pool."""
     path = make_checkpoint(tmp_path / "m", family, quant="q4g64")
     served = serve(path, 0.25)
@@ -144,7 +144,7 @@ def test_c10_any_chunking_gives_the_same_state(family: str, tmp_path: Path, serv
         assert_equal(state, states[0])
 
 
-def test_d2_a_prompt_through_the_smallest_pool_asks_for_each_expert_once(
+def test_a_prompt_through_the_smallest_pool_asks_for_each_expert_once(
     tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     """64 tokens need every expert of a layer; the pool holds two. Waves: every expert is read once a layer."""

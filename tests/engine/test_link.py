@@ -38,7 +38,7 @@ def assert_equal(got: list[Any], want: list[Any]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_g5_a_lost_reply_is_asked_again(checkpoint: Path, reference: list[Any], serve: Callable[..., Any]) -> None:
+def test_a_lost_reply_is_asked_again(checkpoint: Path, reference: list[Any], serve: Callable[..., Any]) -> None:
     """A Filled that never arrives: asked again after a while with a new ticket, and the answer is the same."""
     served = serve(checkpoint, 0.5, settings=StreamSettings(limits=FAST))
     served.loader.drop_fills = 3
@@ -106,7 +106,7 @@ def _replace(served: Any, resident: dict[tuple[int, int], int] | None = None) ->
 
 
 @pytest.mark.parametrize("needs_before", [1, 2, 5, 9])
-def test_h2_a_loader_killed_while_decode_waits(
+def test_a_loader_killed_while_decode_waits(
     needs_before: int, checkpoint: Path, reference: list[Any], serve: Callable[..., Any]
 ) -> None:
     """The wait goes on, the next loader is told Hello and asked for what is missing: the same bits."""
@@ -269,7 +269,7 @@ def test_a_pool_that_shrinks_in_the_middle_of_a_wave(
     assert served.stream.stats.retries == 0 and not loader.errors
 
 
-def test_d9_the_loader_may_speak_while_decode_computes(
+def test_the_loader_may_speak_while_decode_computes(
     checkpoint: Path, reference: list[Any], serve: Callable[..., Any]
 ) -> None:
     """Prefetches and recalls pour in while decode sits in MLX; nobody waits for anybody (10 s watchdog)."""

@@ -54,7 +54,7 @@ def test_only_experts_are_left_out(family: str, tmp_path: Path, serve: Callable[
 def test_kinds_come_from_the_tensors_when_the_config_is_silent(
     quant: str | None, tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
-    """B7: a conversion that lost its config's quantization entry serves as the tensors are."""
+    """A conversion that lost its config's quantization entry serves as the tensors are."""
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", quant=quant)
     told = reference_logits(path, [[1, 2, 3], [4]])
     config = json.loads((path / "config.json").read_text())
@@ -109,7 +109,7 @@ def test_the_heads_tensors_are_not_the_trunks(tmp_path: Path, serve: Callable[..
     np.testing.assert_array_equal(streamed_logits(served, [[5, 6]])[0], reference_logits(bare, [[5, 6]])[0])
 
 
-def test_d6_a_config_that_counts_other_experts_is_refused(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_a_config_that_counts_other_experts_is_refused(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """num_experts, num_local_experts, n_routed_experts: what the config says must be what the store has."""
     for family, key in (
         ("qwen3_moe", "num_experts"),
@@ -135,7 +135,7 @@ def test_d6_a_config_that_counts_other_experts_is_refused(tmp_path: Path, serve:
         assert served is None
 
 
-def test_d6_a_model_without_switchglu_is_refused_by_name() -> None:
+def test_a_model_without_switchglu_is_refused_by_name() -> None:
     """Loading it whole instead would be the fault."""
     from mlx_lm.models import llama
 
@@ -187,7 +187,7 @@ def test_a_block_without_an_adapter_streams_and_the_facts_say_so(
     np.testing.assert_array_equal(streamed_logits(served, [[5, 6]])[0], reference_logits(path, [[5, 6]])[0])
 
 
-def test_d10_load_in_one_thread_decode_in_another(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_load_in_one_thread_decode_in_another(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """An array left lazy at load belongs to its thread's stream and could not be evaluated in another."""
     for family in FAMILIES:
         # Scaled positions: frequencies that a module computes when it is made and keeps beside its parameters.
@@ -215,7 +215,7 @@ def test_d10_load_in_one_thread_decode_in_another(tmp_path: Path, serve: Callabl
             np.testing.assert_array_equal(a, b)
 
 
-def test_d7_memory_and_bytes_read_while_loading_a_model_larger_than_its_pool(tmp_path: Path) -> None:
+def test_memory_and_bytes_read_while_loading_a_model_larger_than_its_pool(tmp_path: Path) -> None:
     """Experts 4 x the pool: the load reads the dense tensors only, and the peak stays under dense + pool + slack."""
     script = Path(__file__).parent.parent / "support" / "load_probe.py"
     sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 96, "num_hidden_layers": 4}
@@ -237,7 +237,7 @@ def test_d7_memory_and_bytes_read_while_loading_a_model_larger_than_its_pool(tmp
 
 
 @pytest.mark.parametrize("repeat", [0, *(pytest.param(i, marks=pytest.mark.full) for i in (1, 2, 3, 4))])
-def test_d14_router_ties_go_where_mlx_lm_sends_them(repeat: int, tmp_path: Path) -> None:
+def test_router_ties_go_where_mlx_lm_sends_them(repeat: int, tmp_path: Path) -> None:
     """Equal scores for all experts: the chosen ones must be mlx-lm's own, in fresh processes too."""
     script = Path(__file__).parent.parent / "support" / "tie_probe.py"
     done = subprocess.run(

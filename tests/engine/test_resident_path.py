@@ -99,7 +99,7 @@ def test_a_slot_map_on_the_device_follows_the_map(tmp_path: Path, serve: Callabl
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_d19_used_tells_what_was_routed_and_the_counts_add_up(
+def test_used_tells_what_was_routed_and_the_counts_add_up(
     share: float, tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     """Per layer and token the ids and weights of plain mlx-lm's router; hits + misses == requests."""

@@ -53,7 +53,7 @@ def engine_of(front: ScriptedFront, address: str, path: Path, hints: int) -> Ite
     ("family", "packed", "slots", "hints"),
     [("qwen3_next", True, 2, 0), ("gpt_oss", False, 9, 2), ("deepseek_v3", True, 7, 0), ("qwen3_moe", False, 24, 1)],
 )
-def test_d1_tokens_and_logits_through_the_loader_process(
+def test_tokens_and_logits_through_the_loader_process(
     family: str, packed: bool, slots: int, hints: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = make_checkpoint(tmp_path / "m", family, quant="q4g64")
@@ -73,7 +73,7 @@ def test_d1_tokens_and_logits_through_the_loader_process(
             assert stats.retries == stats.stale_messages == stats.bad_messages == 0
 
 
-def test_h2_kill_9_of_the_loader_process_in_the_middle_of_an_answer(
+def test_kill_9_of_the_loader_process_in_the_middle_of_an_answer(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Killed again and again while decode runs; each time the next one takes over: the same tokens."""

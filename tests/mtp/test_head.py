@@ -49,8 +49,8 @@ def _logits(family: str, out: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_b9_b12_chained_drafts_are_the_references(family: str) -> None:
-    """B9: three chained drafts, each fed back with `out` after the last norm. B12: the first equals the teacher-forced
+def test_chained_drafts_are_the_references(family: str) -> None:
+    """Three chained drafts, each fed back with `out` after the last norm. The first equals the teacher-forced
 
     one, so the cache was primed with the prompt shifted by one. The order in fc, a norm shifted or left out, the gate
     of the attention, an expert's weight: each gives other tokens.
@@ -69,8 +69,8 @@ def test_b9_b12_chained_drafts_are_the_references(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("hidden", ["post_norm", "pre_norm"])
-def test_b9_a_steps_rows_are_the_references(family: str, hidden: str) -> None:
-    """B9: the numbers, not only the winning token: each row of a whole prompt within float32's reach."""
+def test_a_steps_rows_are_the_references(family: str, hidden: str) -> None:
+    """The numbers, not only the winning token: each row of a whole prompt within float32's reach."""
     on, prompt = target(family, head=True), prompt_of(10, 6)
     assert on.head is not None
     judge = _reference(family)
@@ -82,8 +82,8 @@ def test_b9_a_steps_rows_are_the_references(family: str, hidden: str) -> None:
         np.testing.assert_allclose(ours, judge.feed(e, h), rtol=1e-4, atol=1e-4)
 
 
-def test_b12_the_caches_length_follows_the_rule() -> None:
-    """B12: cached + waiting == tokens fed; after prefill all but the last pair are cached."""
+def test_the_caches_length_follows_the_rule() -> None:
+    """Cached + waiting == tokens fed; after prefill all but the last pair are cached."""
     for length in (1, 2, 3, 9):
         track = decoder(target("qwen3_next", head=True), prompt_of(length))._state.head
         assert track is not None
@@ -127,8 +127,8 @@ def test_priming_runs_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [1, 1, 1]
 
 
-def test_b10_a_4_bit_head_is_near_the_bf16_one() -> None:
-    """B10: cosine of the logits above 0.95, and no activation in float16."""
+def test_a_4_bit_head_is_near_the_bf16_one() -> None:
+    """Cosine of the logits above 0.95, and no activation in float16."""
     on, prompt = target("qwen3_next", head=True), prompt_of(12, 3)
     rows = on.trunk.hidden(mx.array([prompt[:-1]]), on.trunk.make_cache())
     assert on.head is not None
@@ -148,8 +148,8 @@ def test_b10_a_4_bit_head_is_near_the_bf16_one() -> None:
     assert cosine.min() > 0.95
 
 
-def test_b10_hardly_any_acceptance_is_told() -> None:
-    """B10: a random head agrees about never; after enough drafts the stats say so in a line."""
+def test_hardly_any_acceptance_is_told() -> None:
+    """A random head agrees about never; after enough drafts the stats say so in a line."""
     decoding = decoder(target("qwen3_next", head=True), prompt_of(8), depth=1)
     for rounds in range(60):
         decoding.round(2)

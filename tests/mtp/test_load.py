@@ -43,10 +43,10 @@ PLACES = [
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
-def test_b1_b3_b6_one_head_in_every_form_is_one_head(family: str, tmp_path: Path) -> None:
-    """B1, B6: the same draft logits and the same seven norms, shifted exactly once where the file is an original.
+def test_one_head_in_every_form_is_one_head(family: str, tmp_path: Path) -> None:
+    """The same draft logits and the same seven norms, shifted exactly once where the file is an original.
 
-    B3: also from mtp.safetensors, which mlx-lm does not load.
+    Also from mtp.safetensors, which mlx-lm does not load.
     """
     expected = {k: np.array(v) for k, v in make_head_weights(family).items()}
     seen = set()
@@ -63,8 +63,8 @@ def test_b1_b3_b6_one_head_in_every_form_is_one_head(family: str, tmp_path: Path
     assert len(seen) == 1
 
 
-def test_b1_saved_and_loaded_twice(tmp_path: Path) -> None:
-    """B1: a head that was converted is not shifted again."""
+def test_saved_and_loaded_twice(tmp_path: Path) -> None:
+    """A head that was converted is not shifted again."""
     path = make_checkpoint(tmp_path / "a", "qwen3_next", head=Head("inside", "per_expert"))
     model, _ = load_model(path, strict=False)
     first = _parameters(resident_head(model, path))
@@ -88,8 +88,8 @@ def test_b1_saved_and_loaded_twice(tmp_path: Path) -> None:
         ("q4g64/bf16", "q4g64/bf16"),
     ],
 )
-def test_b7_kinds_come_from_the_tensors(trunk: str | None, head: str | None, tmp_path: Path) -> None:
-    """B7: a 4-bit trunk with a bf16 head and the reverse; the config says nothing of the head's kind."""
+def test_kinds_come_from_the_tensors(trunk: str | None, head: str | None, tmp_path: Path) -> None:
+    """A 4-bit trunk with a bf16 head and the reverse; the config says nothing of the head's kind."""
     path = make_checkpoint(tmp_path / "m", "qwen3_next", quant=trunk, head=Head(quant=head))
     model, _ = make_model("qwen3_next", quant=trunk)
     made = resident_head(model, path)
@@ -106,8 +106,8 @@ def found_head(path: Path) -> HeadFound:
     return found
 
 
-def test_b10_float16_scales_do_not_narrow_the_activations(tmp_path: Path) -> None:
-    """B10: a head whose scales are float16 computes in float32, not in float16's range."""
+def test_float16_scales_do_not_narrow_the_activations(tmp_path: Path) -> None:
+    """A head whose scales are float16 computes in float32, not in float16's range."""
     path = make_checkpoint(tmp_path / "m", "qwen3_next", head=Head(quant="q4g64/f16"))
     model, _ = make_model("qwen3_next")
     made = resident_head(model, path)
@@ -116,8 +116,8 @@ def test_b10_float16_scales_do_not_narrow_the_activations(tmp_path: Path) -> Non
     assert not [k for k, v in tree_flatten(made.parameters()) if v.dtype == mx.float16 and ".switch_mlp." not in k]
 
 
-def test_b5_declared_but_not_there(tmp_path: Path) -> None:
-    """B5: the config declares MTP and no tensor is there: one line why, and plain decoding with those very tokens."""
+def test_declared_but_not_there(tmp_path: Path) -> None:
+    """The config declares MTP and no tensor is there: one line why, and plain decoding with those very tokens."""
     path = make_checkpoint(tmp_path / "m", "qwen3_next")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
@@ -131,8 +131,8 @@ def test_b5_declared_but_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "second layer"])
-def test_b6_a_tensor_missing_or_unused_is_refused(change: str, tmp_path: Path) -> None:
-    """B6: a head whose tensors are not exactly the head's is refused by the tensor's name, never half used."""
+def test_a_tensor_missing_or_unused_is_refused(change: str, tmp_path: Path) -> None:
+    """A head whose tensors are not exactly the head's is refused by the tensor's name, never half used."""
     path = make_checkpoint(tmp_path / "m", "qwen3_next", head=Head("shard"))
     file = path / "mtp.safetensors"
     tensors = dict(mx.load(str(file)))

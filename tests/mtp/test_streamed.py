@@ -65,8 +65,8 @@ def _resident(path: Path) -> Target:
     return Target(Trunk(model), ResidentStream())
 
 
-def test_b7_the_head_of_another_kind_gets_its_own_bank(tmp_path: Path) -> None:
-    """B7: bf16 experts of the head beside a 4-bit trunk's: both stream, tokens are the trunk's own."""
+def test_the_head_of_another_kind_gets_its_own_bank(tmp_path: Path) -> None:
+    """Bf16 experts of the head beside a 4-bit trunk's: both stream, tokens are the trunk's own."""
     path = make_checkpoint(tmp_path / "m", "qwen3_next", quant="q4g32", head=Head(quant="bf16"))
     prompt = prompt_of(7)
     with served(path, 0.0) as (on, _):
@@ -76,8 +76,8 @@ def test_b7_the_head_of_another_kind_gets_its_own_bank(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe"])
 @pytest.mark.parametrize("way", ["chain", "adaptive", "rescue", "tree", "adaptive+rescue"])
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_a1_d1_every_way_at_every_pool_size(family: str, way: str, share: float, checkpoints: dict[str, Path]) -> None:
-    """A1: pool minimum, quarter and all; a draft's experts and the verify's waves never change a token."""
+def test_every_way_at_every_pool_size(family: str, way: str, share: float, checkpoints: dict[str, Path]) -> None:
+    """Pool minimum, quarter and all; a draft's experts and the verify's waves never change a token."""
     path, prompt = checkpoints[family], prompt_of(9)
     expected = reference(_resident(path), prompt, 10)
     with served(path, share) as (on, loader):
@@ -88,8 +88,8 @@ def test_a1_d1_every_way_at_every_pool_size(family: str, way: str, share: float,
 
 
 @pytest.mark.parametrize("way", ["chain", "rescue", "tree"])
-def test_a1_scripted_drafts_in_the_smallest_pool(way: str, checkpoints: dict[str, Path]) -> None:
-    """A1, D2: accepted drafts in a pool that holds one token's experts of one layer: a verify of 4 works in waves."""
+def test_scripted_drafts_in_the_smallest_pool(way: str, checkpoints: dict[str, Path]) -> None:
+    """Accepted drafts in a pool that holds one token's experts of one layer: a verify of 4 works in waves."""
     path, prompt = checkpoints["qwen3_next"], prompt_of(9)
     answer = reference(_resident(path), prompt, 12)
     with served(path, 0.0) as (on, _):
@@ -140,8 +140,8 @@ def test_an_unsure_step_asks_for_no_expert(checkpoints: dict[str, Path]) -> None
         assert len([n for n in loader.needs if n.layer == HEAD_LAYER]) == 6
 
 
-def test_a10_i2_an_unreadable_expert_fails_the_round_and_no_more(checkpoints: dict[str, Path]) -> None:
-    """A10, I2: in the head or in the trunk: the round is taken back and, once the file is whole, asked for again."""
+def test_an_unreadable_expert_fails_the_round_and_no_more(checkpoints: dict[str, Path]) -> None:
+    """In the head or in the trunk: the round is taken back and, once the file is whole, asked for again."""
     path, prompt = checkpoints["qwen3_next"], prompt_of(9)
     expected = reference(_resident(path), prompt, 12)
     for layer in (HEAD_LAYER, 2):

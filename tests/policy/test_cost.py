@@ -1,4 +1,4 @@
-"""D15: what a miss costs in bookkeeping does not grow with the pool."""
+"""What a miss costs in bookkeeping does not grow with the pool."""
 
 import sys
 from types import FrameType

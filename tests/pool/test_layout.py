@@ -29,7 +29,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
 
 @given(geometries(), st.floats(0.0, 1.3))
 def test_a_layout_keeps_every_promise(geometry: Geometry, share: float) -> None:
-    """D4: within the budget, no bank under its minimum or over its experts, planes on pages, nothing wasted."""
+    """Within the budget, no bank under its minimum or over its experts, planes on pages, nothing wasted."""
     budget = max(geometry.minimum_bytes, int(share * geometry.expert_bytes))
     layout = make_layout(geometry, budget, 3)
     used, ends = 0, [0]

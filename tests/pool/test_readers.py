@@ -101,7 +101,7 @@ def test_every_row_is_the_experts(
 def test_short_reads_and_passing_errors_are_read_through(
     tmp_path: Path, region_of: Callable[..., PoolRegion], shim: ShimSettings
 ) -> None:
-    """I2: a call may bring less than asked; EIO may pass."""
+    """A call may bring less than asked; EIO may pass."""
     source = PlainSource(tmp_path / "experts", 2)
     region, reader = region_of(source), reader_of(source, ReadShim(shim))
     assert load(reader, region, 1, 0) == expected(source, 1)
@@ -109,7 +109,7 @@ def test_short_reads_and_passing_errors_are_read_through(
 
 
 def test_no_call_asks_for_what_macos_refuses(tmp_path: Path) -> None:
-    """D21: reads of 2 GiB and more fail there with EINVAL; five GiB come in parts, each byte asked for once."""
+    """Reads of 2 GiB and more fail there with EINVAL; five GiB come in parts, each byte asked for once."""
     (tmp_path / "big").touch()
     os.truncate(tmp_path / "big", 6 << 30)  # a hole, never read
     asked: list[tuple[int, int]] = []
@@ -273,7 +273,7 @@ def bench(tmp_path: Path, region_of: Callable[..., PoolRegion]) -> Iterator[Call
 
 
 def test_demands_are_read_before_prefetches(bench: Callable[[int], Bench]) -> None:
-    """D16: reads nobody waits for never go first; one that is demanded meanwhile moves up."""
+    """Reads nobody waits for never go first; one that is demanded meanwhile moves up."""
     b = bench(1)
     b.submit(0, demand=True)
     assert b.gate.entered.acquire(timeout=20)  # the one thread is busy
@@ -288,7 +288,7 @@ def test_demands_are_read_before_prefetches(bench: Callable[[int], Bench]) -> No
 
 
 def test_prefetches_leave_a_thread_for_demands(bench: Callable[[int], Bench]) -> None:
-    """D16: with every prefetch slow, a demand still begins at once."""
+    """With every prefetch slow, a demand still begins at once."""
     b = bench(2)
     for expert in (1, 2, 3):
         b.submit(expert, demand=False)

@@ -1,4 +1,4 @@
-"""D15: what a miss costs the slot table does not grow with the pool."""
+"""What a miss costs the slot table does not grow with the pool."""
 
 import sys
 from types import FrameType
@@ -53,5 +53,5 @@ def lines_per_miss(slots: int, misses: int) -> float:
 
 @pytest.mark.parametrize("slots", [64, 1024, 8192])
 def test_a_miss_costs_the_same_in_a_larger_pool(slots: int) -> None:
-    """D15: pools of 8 to 8192 slots; the work of a miss in the largest is that in the smallest."""
+    """Pools of 8 to 8192 slots; the work of a miss in the largest is that in the smallest."""
     assert lines_per_miss(slots, 40) <= 1.1 * lines_per_miss(8, 40)

@@ -7,7 +7,7 @@ from support.slot_machine import WALKS, SlotMachine, walk
 
 
 def test_slot_rules_hold_under_random_interleavings() -> None:
-    """D3, D4: no slot changes under the engine, no two writers, books add up, every wave that fits ends."""
+    """No slot changes under the engine, no two writers, books add up, every wave that fits ends."""
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     run_state_machine_as_test(
         SlotMachine,

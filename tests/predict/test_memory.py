@@ -54,7 +54,7 @@ def test_a_damaged_file_is_ignored_with_a_line(tmp_path: Path, damage: str) -> N
 
 
 def test_another_checkpoints_statistics_are_ignored(tmp_path: Path) -> None:
-    """Two models of one shape route differently (C6)."""
+    """Two models of one shape route differently."""
     path = tmp_path / "s.npz"
     save(taught(), "abc", path)
     assert "another checkpoint" in (load(predictor(), "abd", path) or "")
@@ -92,7 +92,7 @@ def test_none_yet_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I4: the disk is full in the middle."""
+    """The disk is full in the middle."""
     path = tmp_path / "s.npz"
     save(taught(), "abc", path)
 

@@ -22,7 +22,7 @@ def live(gate: ProfitGate, forwards: int, chance: float, precision: float, gain_
 
 
 def test_a_predictor_that_is_always_wrong_is_hardly_ever_read() -> None:
-    """D16: it claims certainty; the gate learns what that is worth before it lets much through."""
+    """It claims certainty; the gate learns what that is worth before it lets much through."""
     assert live(ProfitGate(), 500, 1.0, 0.0, -0.001) <= 10
 
 

@@ -187,7 +187,7 @@ def test_a_second_start_waits_its_turn_and_can_be_cancelled_there(engine: Engine
 def test_what_cannot_be_answered_is_refused_by_name(
     engine: EngineProcess, prompt: Any, more: dict[str, Any], kind: str, named: str
 ) -> None:
-    """F5 and its kin: one Failed with a stable kind, naming the thing."""
+    """One Failed with a stable kind, naming the thing."""
     tokens, failed = engine.answer(engine.start(prompt, 5, **more))
     assert isinstance(failed, e.Failed)
     assert (tokens, failed.kind) == ([], kind)
@@ -195,7 +195,6 @@ def test_what_cannot_be_answered_is_refused_by_name(
 
 
 def test_a_one_token_prompt_is_answered(engine: EngineProcess, reference: Reference) -> None:
-    """F5."""
     assert engine.ask([3], 4)[0] == reference([3], 4)
 
 

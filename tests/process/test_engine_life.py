@@ -131,7 +131,7 @@ def test_a_dead_front_takes_the_engine_along_while_it_imports(tmp_path: Path) ->
 
 @pytest.mark.parametrize("damage", ["other sizes", "settings"])
 def test_what_cannot_start_says_why_and_leaves(model: Path, tmp_path: Path, damage: str) -> None:
-    """E8's kin: one Failed without a request, in words for the user; no restart can help."""
+    """One Failed without a request, in words for the user; no restart can help."""
     directory = tmp_path / "m"
     settings: dict[str, Any] = {}
     make_checkpoint(directory, "qwen3_next", quant="q4g64")
@@ -153,7 +153,6 @@ def test_what_cannot_start_says_why_and_leaves(model: Path, tmp_path: Path, dama
 
 
 def test_without_a_head_it_decodes_plainly_and_says_so(tmp_path: Path) -> None:
-    """B5."""
     with engine_process(make_checkpoint(tmp_path / "m", "qwen3_next", quant="q4g64")) as engine:
         facts = engine.ready().facts
         assert facts["mtp"] is False

@@ -230,7 +230,7 @@ def test_full_queue_is_refused() -> None:
     ],
 )
 def test_bad_requests_are_refused_by_name(shared: FrontProcess, fields: dict[str, object], kind: str) -> None:
-    """F5 and the front's own limits: refused at once, with the field's name, before the engine is troubled."""
+    """The front's own limits: refused at once, with the field's name, before the engine is troubled."""
     with shared.client() as client:
         with pytest.raises(RequestRefused) as refused:
             list(client.generate(**fields))  # type: ignore[arg-type]

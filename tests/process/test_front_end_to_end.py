@@ -69,7 +69,7 @@ def ask_and_kill(front: FrontProcess, roles: tuple[str, ...], **fields: object) 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_tokens_equal_mlx_lm(front: FrontProcess, model: Path, depth: int) -> None:
-    """A1 through all three processes: plain and with drafts, the ids are mlx-lm's own."""
+    """Through all three processes: plain and with drafts, the ids are mlx-lm's own."""
     with front.client() as client:
         ids, finished = ask(client, depth=depth)
     assert ids == reference(model, PROMPT, N)
@@ -81,7 +81,7 @@ def test_tokens_equal_mlx_lm(front: FrontProcess, model: Path, depth: int) -> No
 
 @pytest.mark.parametrize("roles", [("engine",), ("loader",), ("engine", "loader")])
 def test_killed_children_change_no_token(front: FrontProcess, model: Path, roles: tuple[str, ...]) -> None:
-    """H1, H2 with the real programs: kill -9 in the middle of an answer; the same tokens, each once."""
+    """With the real programs: kill -9 in the middle of an answer; the same tokens, each once."""
     ids, finished = ask_and_kill(front, roles, depth=2)
     assert ids == reference(model, PROMPT, N)
     assert finished.usage.completion_tokens == N
@@ -92,7 +92,7 @@ def test_killed_children_change_no_token(front: FrontProcess, model: Path, roles
 
 
 def test_seeded_answer_survives_a_kill(front: FrontProcess) -> None:
-    """A13 over a restart: with a seed the text is the same, whatever happened on the way."""
+    """Over a restart: with a seed the text is the same, whatever happened on the way."""
     drawn = Sampling(temperature=1.0, seed=7)
     with front.client() as client:
         undisturbed = ask(client, sampling=drawn)[0]
@@ -101,7 +101,7 @@ def test_seeded_answer_survives_a_kill(front: FrontProcess) -> None:
 
 
 def test_cancel_leaves_nothing_behind(front: FrontProcess, model: Path) -> None:
-    """G14: cancelled at token k, the same prompt again gives what it gives cold."""
+    """Cancelled at token k, the same prompt again gives what it gives cold."""
     with front.client() as client:
         for k in (0, 1, 4, 8):
             answered = client.generate(prompt_ids=PROMPT, max_tokens=N)
@@ -115,7 +115,7 @@ def test_cancel_leaves_nothing_behind(front: FrontProcess, model: Path) -> None:
 
 
 def test_clients_do_not_mix(front: FrontProcess, model: Path) -> None:
-    """A9: two clients at once, each gets what it would get alone."""
+    """Two clients at once, each gets what it would get alone."""
     other = PROMPT[::-1]
     with front.client() as one, front.client() as two:
         first = one.generate(prompt_ids=PROMPT, max_tokens=20)
@@ -125,7 +125,7 @@ def test_clients_do_not_mix(front: FrontProcess, model: Path) -> None:
 
 
 def test_smallest_prompts(front: FrontProcess, model: Path) -> None:
-    """F5: one token is a prompt; an empty text is answered or refused by name, and the service goes on either way."""
+    """One token is a prompt; an empty text is answered or refused by name, and the service goes on either way."""
     with front.client() as client:
         assert ask(client, prompt_ids=(5,), max_tokens=6)[0] == reference(model, (5,), 6)
         try:
@@ -136,7 +136,7 @@ def test_smallest_prompts(front: FrontProcess, model: Path) -> None:
 
 
 def test_no_expert_file_is_mapped(front: FrontProcess, model: Path) -> None:
-    """I6: experts are read, never mapped: no file of the model is in the loader's maps."""
+    """Experts are read, never mapped: no file of the model is in the loader's maps."""
     with front.client() as client:
         ask(client, max_tokens=4)
     maps = psutil.Process(front.child_pid("loader")).memory_maps()
@@ -144,7 +144,7 @@ def test_no_expert_file_is_mapped(front: FrontProcess, model: Path) -> None:
 
 
 def test_front_killed_leaves_no_orphan(model: Path) -> None:
-    """H1, H5: kill -9 of the front while it answers: both real children leave within five seconds."""
+    """Kill -9 of the front while it answers: both real children leave within five seconds."""
     with ServedModel(model, pool="25%", delay_ms="2").wait_ready() as front, front.client() as client:
         answered = client.generate(prompt_ids=PROMPT, max_tokens=400)
         next(e for e in answered if isinstance(e, Tokens))

@@ -83,7 +83,7 @@ def shared(model: Path) -> Iterator[Callable[[], ServedModel]]:
 
 @pytest.mark.parametrize(("role", "moment"), list(cells()))
 def test_killed(role: str, moment: str, model: Path, request: pytest.FixtureRequest) -> None:
-    """H1, H2, H5: a child's death is a pause, the front's is told at once and takes its children along."""
+    """A child's death is a pause, the front's is told at once and takes its children along."""
     right = greedy(model, PROMPT, N, CHUNK)
     if moment == "start-up":
         killed_at_start(role, model, right)

@@ -49,7 +49,7 @@ def exit_code(front: ScriptedFront) -> int:
 
 
 def test_the_end_of_the_lifeline_ends_the_loader(tmp_path: Path, packed: Path) -> None:
-    """H1: the front is gone, however it died; nothing is left behind."""
+    """The front is gone, however it died; nothing is left behind."""
     with scripted_front(tmp_path, packed) as front:
         front.start(6)
         front.lifeline.close()
@@ -74,7 +74,7 @@ def test_a_stop_waits_for_the_demand_under_way(tmp_path: Path, packed: Path, how
 
 
 def test_a_term_signal_before_there_is_a_pool_ends_it(tmp_path: Path, packed: Path) -> None:
-    """H3: SIGTERM while things are being set up leaves no orphan."""
+    """SIGTERM while things are being set up leaves no orphan."""
     with scripted_front(tmp_path, packed) as front:
         front.spawn()
         front.await_message(Beat)
@@ -111,7 +111,7 @@ def test_a_missing_model_is_named(tmp_path: Path, packed: Path) -> None:
 
 
 def test_an_experts_file_that_is_gone_is_refused_at_start(tmp_path: Path, packed: Path) -> None:
-    """E13: never zeros."""
+    """Never zeros."""
     with scripted_front(tmp_path, packed) as front:
         gone = experts_file(packed)
         gone.unlink()
@@ -121,7 +121,7 @@ def test_an_experts_file_that_is_gone_is_refused_at_start(tmp_path: Path, packed
 
 
 def test_a_truncated_file_fails_the_request_and_works_after_repair(tmp_path: Path, packed: Path) -> None:
-    """I2: the failure names file and offset, other experts go on, and a repaired file is read without a restart."""
+    """The failure names file and offset, other experts go on, and a repaired file is read without a restart."""
     with scripted_front(tmp_path, packed) as front:
         engine = opened(front)
         file = experts_file(packed)
@@ -138,7 +138,7 @@ def test_a_truncated_file_fails_the_request_and_works_after_repair(tmp_path: Pat
 
 
 def test_a_truncated_file_may_also_be_repaired_by_another_in_its_place(tmp_path: Path, packed: Path) -> None:
-    """I2: the descriptor still shows the damaged file; the path leads to the sound one."""
+    """The descriptor still shows the damaged file; the path leads to the sound one."""
     with scripted_front(tmp_path, packed) as front:
         engine = opened(front)
         file = experts_file(packed)
@@ -151,7 +151,7 @@ def test_a_truncated_file_may_also_be_repaired_by_another_in_its_place(tmp_path:
 
 
 def test_a_replaced_file_is_read_on_through_its_descriptor_with_a_warning(tmp_path: Path, packed: Path) -> None:
-    """I1: os.replace of a shard mid-run keeps the old bytes."""
+    """Os.replace of a shard mid-run keeps the old bytes."""
     with scripted_front(tmp_path, packed) as front:
         engine = opened(front)
         file = experts_file(packed)
@@ -200,7 +200,7 @@ def test_a_bad_disk_is_read_right(tmp_path: Path, packed: Path, shim: dict[str, 
 
 
 def test_a_dead_disk_fails_requests_and_not_the_loader(tmp_path: Path, packed: Path) -> None:
-    """I2: EIO for good; every demand is answered, and the loader lives."""
+    """EIO for good; every demand is answered, and the loader lives."""
     with scripted_front(tmp_path, packed, shim={"eio_from": 3}, readers=1) as front:
         engine = opened(front)
         failures = [engine.fetch(0, (e,)) for e in range(6)]
@@ -209,7 +209,7 @@ def test_a_dead_disk_fails_requests_and_not_the_loader(tmp_path: Path, packed: P
 
 
 def test_a_demand_that_waits_too_long_fails(tmp_path: Path, packed: Path) -> None:
-    """D3: every slot leased; one more asked waits with a deadline, and the loader writes to none of them."""
+    """Every slot leased; one more asked waits with a deadline, and the loader writes to none of them."""
     with scripted_front(tmp_path, packed, demand_limit_s=0.5) as front:
         engine = opened(front, slots=2)
         engine.fetch(0, (0, 1))
@@ -220,7 +220,7 @@ def test_a_demand_that_waits_too_long_fails(tmp_path: Path, packed: Path) -> Non
 
 
 def test_expert_files_are_not_mapped_and_sockets_are_private(tmp_path: Path, packed: Path) -> None:
-    """I6: no mmap of expert files. The experts' socket is the user's alone."""
+    """No mmap of expert files. The experts' socket is the user's alone."""
     with scripted_front(tmp_path, packed) as front:
         engine = opened(front)
         engine.fetch(0, (0, 1))

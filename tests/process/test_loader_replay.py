@@ -100,7 +100,7 @@ def test_a_replay_counts_what_the_loader_counted(
 
 
 def test_hints_that_are_always_wrong_change_no_byte(tmp_path: Path, model: Path) -> None:
-    """D16: guesses cost spare reads at most; demands are served, with the right bytes, and the books add up."""
+    """Guesses cost spare reads at most; demands are served, with the right bytes, and the books add up."""
     misses = {}
     for prefetch in (False, True):
         with scripted_front(tmp_path, model, prefetch=prefetch, state_dir=str(tmp_path / "state")) as front:
@@ -121,7 +121,7 @@ def test_hints_that_are_always_wrong_change_no_byte(tmp_path: Path, model: Path)
 
 
 def test_statistics_that_cannot_be_written_cost_nothing_else(tmp_path: Path, model: Path) -> None:
-    """I4: the state directory cannot be made; answers go on and the end is clean, with a line in the log."""
+    """The state directory cannot be made; answers go on and the end is clean, with a line in the log."""
     (tmp_path / "file").touch()
     with scripted_front(tmp_path, model, prefetch=True, state_dir=str(tmp_path / "file" / "state")) as front:
         engine = ScriptedEngine(front, front.start(12))

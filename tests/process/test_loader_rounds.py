@@ -67,7 +67,7 @@ def random_waves(front: ScriptedFront, engine: ScriptedEngine, rounds: int, seed
 @pytest.mark.parametrize("slots", [TOP_K, TOP_K + 1, ALL // 2, ALL])
 @pytest.mark.parametrize("reserve", [None, 1])
 def test_every_wave_arrives_with_the_sources_bytes(front: ScriptedFront, slots: int, reserve: int | None) -> None:
-    """D1 at the loader's side: from the smallest pool that works (two slots) to one that holds everything."""
+    """Any pool size at the loader's side: from the smallest that works (two slots) to one that holds everything."""
     front.settings["reserve"] = reserve
     engine = ScriptedEngine(front, front.start(slots))
     assert engine.greet().resident == ()
@@ -101,7 +101,7 @@ def test_an_unpacked_checkpoint_streams_as_well(tmp_path: Path, layout: str, qua
 
 
 def test_hits_misses_and_bytes_of_a_hand_counted_trace(front: ScriptedFront) -> None:
-    """D19: requests, hits, misses and bytes, each counted by hand; layers without a miss are told of by the next."""
+    """Requests, hits, misses and bytes, each counted by hand; layers without a miss are told of by the next."""
     engine = ScriptedEngine(front, front.start(ALL))
     engine.greet()
     tokens, weights = (7,), ((1.0, 1.0),)
@@ -133,7 +133,7 @@ def test_a_wave_that_cannot_be_served_is_refused_at_once(front: ScriptedFront) -
 
 
 def test_a_lost_reply_is_asked_for_again(front: ScriptedFront) -> None:
-    """G5: the engine never got the answer; the same experts under a new ticket are answered without a second read."""
+    """The engine never got the answer; the same experts under a new ticket are answered without a second read."""
     engine = ScriptedEngine(front, front.start(6))
     engine.greet()
     engine.fetch(0, (0, 1))
@@ -243,7 +243,7 @@ def test_pins_from_a_file_are_loaded_before_anyone_asks(front: ScriptedFront, tm
 
 
 def test_everything_at_once_ends_with_the_right_bytes(front: ScriptedFront) -> None:
-    """D4: waves, prefetches, pins and resizes together; every slot that is read holds what it should."""
+    """Waves, prefetches, pins and resizes together; every slot that is read holds what it should."""
     front.settings |= {"prefetch": True, "reserve": 2}
     engine = ScriptedEngine(front, front.start(12))
     engine.greet()

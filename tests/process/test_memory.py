@@ -97,7 +97,7 @@ def ask(front: ServedModel, prompt: tuple[int, ...], count: int) -> Finished:
 
 
 def test_engine_and_loader_stay_within_dense_pool_cache_and_slack(large: Path) -> None:
-    """D7: a model four times its pool; from the first moment, through loading, a long prompt and decoding, the peak
+    """A model four times its pool; from the first moment, through loading, a long prompt and decoding, the peak
 
     of both together stays below dense + pool + KV + 300 MB. Loading all experts, even for a moment, would show.
     """
@@ -146,7 +146,7 @@ def plain_model(directory: Path) -> Path:
 
 
 def test_serving_writes_nothing_and_maps_no_expert_file(tmp_path: Path) -> None:
-    """I6: over 500 tokens, logs and statistics below 1 MB are all that reaches a disk; experts are read, not mapped."""
+    """Over 500 tokens, logs and statistics below 1 MB are all that reaches a disk; experts are read, not mapped."""
     model = make_checkpoint(tmp_path / "tiny", "qwen3_next", head=Head())
     before = sorted((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in model.iterdir())
     with ServedModel(model, pool="30%").wait_ready() as front:

@@ -120,7 +120,7 @@ def test_never_plain(front: FrontProcess, address: str, plain: str) -> None:
 
 
 def test_gone_client_is_noticed(front: FrontProcess, address: str, keys: Path) -> None:
-    """G2 over TCP: a client that leaves has its request cancelled."""
+    """Over TCP too: a client that leaves has its request cancelled."""
     before = front.status()["requests"]["cancelled"]
     client = connect(address, keys)
     answered = client.generate("endless", max_tokens=8000)

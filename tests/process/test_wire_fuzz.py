@@ -158,7 +158,7 @@ def test_the_largest_messages_are_refused_in_few_words(
 
 
 def test_bystander_and_books(front: FrontProcess, stranger: Stranger) -> None:
-    """G9: while garbage pours in, another client's answer is whole, and each bad message is counted."""
+    """While garbage pours in, another client's answer is whole, and each bad message is counted."""
     before = front.status()["bad_messages"]
     with front.client() as client:
         answered = client.generate("bystander", max_tokens=100)

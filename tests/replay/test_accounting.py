@@ -1,4 +1,4 @@
-"""The replay's books, counted by hand and held together by properties (D19)."""
+"""The replay's books, counted by hand and held together by properties."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""The replay on recorded routing of real models gives the figures known from elsewhere, and the goals are met (D18)."""
+"""The replay on recorded routing of real models gives the figures known from elsewhere, and the goals are met."""
 
 import functools
 

@@ -69,7 +69,6 @@ def test_the_text_does_not_depend_on_speculation(options: dict[str, Any]) -> Non
 
 
 def test_a_seed_is_repeated_and_another_seed_differs() -> None:
-    """A13."""
     first, _ = decode(Sampling(temperature=1.0, seed=1), [2], 32)
     again, _ = decode(Sampling(temperature=1.0, seed=1), [2], 32)
     other, _ = decode(Sampling(temperature=1.0, seed=2), [2], 32)

@@ -150,7 +150,7 @@ def assert_same_caches(caches: Sequence[Any], fresh: Sequence[Any]) -> None:
 
 
 def assert_like_fresh(decoding: Decoder) -> None:
-    """A2, B12: trunk and head caches equal those of a fresh prefill of the committed prefix."""
+    """Trunk and head caches equal those of a fresh prefill of the committed prefix."""
     state = decoding._state
     prefix = state.history[:-1]
     fresh = state.target.trunk.make_cache()

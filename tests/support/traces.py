@@ -27,7 +27,7 @@ def trace_path(name: str) -> Path:
 
 
 def made_up_events(forwards: int, layers: int, experts: int, top_k: int, seed: int, skew: float = 4.0) -> list[Event]:
-    """Skewed routing whose favourites drift; for properties and speed only, never for comparing policies (D18)."""
+    """Skewed routing whose favourites drift; for properties and speed only, never for comparing policies."""
     rng = random.Random(seed)
     favourites = [rng.sample(range(experts), experts) for _ in range(layers)]
     events = []
