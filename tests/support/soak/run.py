@@ -43,9 +43,9 @@ class Plan:
     clients: int = 3
     pool_share: float = 0.4
     trouble_share: float = 0.7
-    kill_s: float = 5.5
+    kill_s: float = 5.0
     act_s: float = 8.0
-    silent_s: float = 30.0
+    silent_s: float = 45.0
     sample_s: float = 2.0
     pauses_count: bool = True
     hang_s: float = 90.0
