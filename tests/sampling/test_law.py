@@ -38,10 +38,12 @@ FILTERS = [
 ]
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("sampling", PENALTIES)
-def test_penalties_and_bias_are_mlx_lms_over_prompt_and_answer(sampling: Sampling) -> None:
-    """`repetition_penalty` 1.3 is never dropped, and means what mlx-lm's processor of that name means."""
-    ours = Law(sampling).adjusted(mx.array(LOGITS), HISTORIES)
+def test_penalties_and_bias_are_mlx_lms_over_prompt_and_answer(sampling: Sampling, dtype: mx.Dtype) -> None:
+    """To the bit, in the logits' own type; `repetition_penalty` 1.3 is never dropped, and means what it means there."""
+    logits = mx.array(LOGITS).astype(dtype)
+    ours = Law(sampling).adjusted(logits, HISTORIES)
     processors = sample_utils.make_logits_processors(
         dict(sampling.logit_bias),
         sampling.repetition_penalty,
@@ -52,10 +54,21 @@ def test_penalties_and_bias_are_mlx_lms_over_prompt_and_answer(sampling: Samplin
         PENALTY_WINDOW,
     )
     for row, history in enumerate(HISTORIES):
-        theirs = mx.array(LOGITS[row : row + 1])
+        theirs = logits[row : row + 1]
         for processor in processors:
             theirs = processor(mx.array(history), theirs)
-        assert np.allclose(np.array(ours[row]), np.array(theirs[0]), atol=1e-5)
+        assert ours.dtype == theirs.dtype and mx.array_equal(ours[row], theirs[0]).item()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_a_greedy_choice_is_mlx_lms_where_rounding_makes_ties(dtype: mx.Dtype) -> None:
+    """Subtracting the log of the sum rounds; two logits that differed may not any more, and then the first one wins."""
+    logits = mx.array(np.random.default_rng(8).normal(0.0, 0.05, (200, 3000)).astype(np.float32)).astype(dtype)
+    law = Law(Sampling())
+    ours = mx.argmax(law.log_weights(law.adjusted(logits, [[1]] * 200)), axis=-1)
+    theirs = [sample_utils.greedy_sampler(row[None] - mx.logsumexp(row[None], keepdims=True)).item() for row in logits]
+    assert ours.tolist() == theirs
+    assert dtype == mx.float32 or theirs != mx.argmax(logits, axis=-1).tolist(), "no tie among these: shows nothing"
 
 
 @pytest.mark.parametrize("sampling", FILTERS)

@@ -3,8 +3,9 @@
 Order, as mlx-lm's `generate_step` has it with `make_logits_processors` and `make_sampler` (mlx_lm/sample_utils.py):
 logit bias, repetition penalty, presence penalty, frequency penalty, log-softmax; then top-p, min-p, top-k, all three
 measured at temperature 1; then the temperature. The penalties look at the last `PENALTY_WINDOW` tokens of prompt and
-answer together, mlx-lm's default. Two differences, both for determinism: tokens that tie with the last one a filter
-keeps are kept too, and the penalties of one token are summed before they are subtracted.
+answer together, mlx-lm's default. One difference, for determinism: tokens that tie with the last one a filter keeps are
+kept too. A greedy request stays in the logits' own type, rounded where mlx-lm rounds, since a rounding can make a tie
+and the first of those that tie is chosen; what is drawn by chance is computed in float32.
 """
 
 from collections.abc import Sequence
@@ -31,11 +32,11 @@ class Law:
         )
 
     def adjusted(self, logits: mx.array, histories: Sequence[Sequence[int]]) -> mx.array:
-        """Bias and penalties on `logits` [R, V]: float32 [R, V]. `histories[r]` are the tokens before row r's
+        """Bias and penalties on `logits` [R, V]: [R, V], in float32 unless greedy. `histories[r]` are the tokens before
 
-        choice; only the last `PENALTY_WINDOW` of each are read.
+        row r's choice; only the last `PENALTY_WINDOW` of each are read.
         """
-        scores = logits.astype(mx.float32)
+        scores = logits if self.sampling.greedy else logits.astype(mx.float32)
         vocabulary = scores.shape[-1]
         bias = [(token, value) for token, value in self._bias if token < vocabulary]
         if bias:
@@ -46,21 +47,25 @@ class Law:
 
     def _penalise(self, scores: mx.array, histories: Sequence[Sequence[int]]) -> mx.array:
         settings = self.sampling
-        windows, counts = _windows(histories)
+        windows, live = _windows(histories)
+        # A token that is in the window twice is written twice, with the same value; only its frequency adds up.
         seen = mx.take_along_axis(scores, windows, axis=-1)
         seen = mx.where(seen < 0, seen * settings.repetition_penalty, seen / settings.repetition_penalty)
-        seen = seen - (settings.presence_penalty + settings.frequency_penalty * counts)
-        # A token that is in the window twice is written twice, with the same value.
-        return mx.put_along_axis(scores, windows, seen, axis=-1)
+        scores = mx.put_along_axis(scores, windows, seen - settings.presence_penalty, axis=-1)
+        if settings.frequency_penalty == 0.0:
+            return scores
+        rows = mx.arange(len(histories))[:, None]
+        return scores.at[rows, windows].subtract(live.astype(scores.dtype) * settings.frequency_penalty)
 
     def log_weights(self, adjusted: mx.array) -> mx.array:
         """Filters and temperature on `adjusted` [R, V]: log weights [R, V], -inf where a filter drops a token.
 
-        Not normalised: `log_probabilities` is. Greedy settings have no filters and temperature 1 here.
+        Not normalised where filters dropped something: `log_probabilities` is. Greedy settings have no filters and
+        temperature 1 here; mlx-lm takes the argmax of log probabilities, whose rounding can differ from the logits'.
         """
         settings = self.sampling
         if settings.greedy:
-            return adjusted
+            return _log_softmax(adjusted)
         kept = _log_softmax(adjusted)
         if settings.top_p < 1.0:
             kept = _top_p(kept, settings.top_p)
@@ -73,8 +78,8 @@ class Law:
         return kept / max(settings.temperature, COLDEST)
 
     def log_probabilities(self, adjusted: mx.array) -> mx.array:
-        """The normalised law [R, V], -inf for a token it never draws. Greedy: the softmax the argmax is taken of."""
-        return _log_softmax(self.log_weights(adjusted))
+        """The normalised law [R, V], float32, -inf for a token it never draws. Greedy: that of temperature 1."""
+        return _log_softmax(adjusted.astype(mx.float32) if self.sampling.greedy else self.log_weights(adjusted))
 
 
 def _log_softmax(scores: mx.array) -> mx.array:
@@ -92,16 +97,14 @@ def _top_p(log_probabilities: mx.array, top_p: float) -> mx.array:
 
 
 def _windows(histories: Sequence[Sequence[int]]) -> tuple[mx.array, mx.array]:
-    """The last tokens of each history [R, PENALTY_WINDOW], and how often each is among them, same shape.
+    """The last tokens of each history [R, PENALTY_WINDOW], and 1 where one is really there, else 0, same shape.
 
-    A shorter history repeats its first token; counts do not see the repeats. An empty one has no window: the
-    caller's prompt is never empty.
+    A shorter history repeats its first token. An empty one has no window: the caller's prompt is never empty.
     """
     tokens = np.empty((len(histories), PENALTY_WINDOW), dtype=np.uint32)
-    counts = np.empty((len(histories), PENALTY_WINDOW), dtype=np.float32)
+    live = np.zeros((len(histories), PENALTY_WINDOW), dtype=np.float32)
     for row, history in enumerate(histories):
         window = list(history[-PENALTY_WINDOW:])
-        padded = window + window[:1] * (PENALTY_WINDOW - len(window))
-        tokens[row] = padded
-        counts[row] = [window.count(token) for token in padded]
-    return mx.array(tokens), mx.array(counts)
+        tokens[row] = window + window[:1] * (PENALTY_WINDOW - len(window))
+        live[row, : len(window)] = 1.0
+    return mx.array(tokens), mx.array(live)
