@@ -1,11 +1,10 @@
 """What the engine's I/O thread tells its MLX thread of the loader, even while that one waits for it."""
 
-import os
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 
 from mtp_protocol.engine_messages import LoaderDead, LoaderUp
+from mtp_protocol.wake import Wake
 
 __all__ = ["LoaderDead", "LoaderLife", "LoaderUp", "Stopping"]
 
@@ -26,9 +25,7 @@ class LoaderLife:
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
-        self._read_fd, self._write_fd = os.pipe()
-        os.set_blocking(self._read_fd, False)
-        os.set_blocking(self._write_fd, False)
+        self._wake = Wake()
 
     def loader_up(self, epoch: int, address: str) -> None:
         self._put(LoaderUp(epoch, address))
@@ -41,11 +38,10 @@ class LoaderLife:
 
     def _put(self, event: Event) -> None:
         self._events.append(event)
-        with suppress(BlockingIOError):  # a pipe full of wake-ups wakes the reader too
-            os.write(self._write_fd, b"!")
+        self._wake()
 
     def fileno(self) -> int:
-        return self._read_fd
+        return self._wake.fileno()
 
     def __bool__(self) -> bool:
         """Whether `take` has something to give."""
@@ -53,12 +49,9 @@ class LoaderLife:
 
     def take(self) -> Event | None:
         """The oldest event not yet taken."""
-        with suppress(BlockingIOError):
-            while os.read(self._read_fd, 4096):
-                continue
+        self._wake.clear()
         return self._events.popleft() if self._events else None
 
     def close(self) -> None:
         """Reader, when no writer is left."""
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+        self._wake.close()

@@ -1,37 +1,12 @@
 """The thread that watches the front: regions come over the lifeline, and its end ends this process at once."""
 
-import contextlib
 import os
 import socket
 import threading
 from collections import deque
 
 from mtp_protocol.lifeline import receive_region
-
-
-class Wake:
-    """A descriptor that other threads make readable; one thread polls it."""
-
-    def __init__(self) -> None:
-        self._read_fd, self._write_fd = os.pipe()
-        os.set_blocking(self._read_fd, False)
-        os.set_blocking(self._write_fd, False)
-
-    def fileno(self) -> int:
-        return self._read_fd
-
-    @property
-    def write_fd(self) -> int:
-        return self._write_fd
-
-    def __call__(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it is readable already
-            os.write(self._write_fd, b"!")
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._read_fd, 4096):
-                continue
+from mtp_protocol.wake import Wake
 
 
 class Lifeline:

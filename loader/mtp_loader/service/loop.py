@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -10,7 +11,9 @@ import zmq
 from mtp_loader.pool.expert_reader import ExpertReader
 from mtp_loader.pool.readers import ReaderThreads
 from mtp_loader.pool.region import PoolRegion
-from mtp_loader.service.lifeline import Lifeline, Wake
+from mtp_loader.predict.pins import SHARES
+from mtp_loader.service.calibration import Calibration
+from mtp_loader.service.lifeline import Lifeline
 from mtp_loader.service.pool_service import PoolService
 from mtp_loader.service.settings import LoaderSettings
 from mtp_loader.service.sockets import ExpertSocket, FrontSocket
@@ -19,6 +22,9 @@ from mtp_protocol.errors import ProtocolError
 from mtp_protocol.geometry import PoolLayout
 from mtp_protocol.loader_messages import (
     Beat,
+    Calibrate,
+    Calibrated,
+    CalibrateStop,
     EngineDead,
     EngineUp,
     Failed,
@@ -33,6 +39,7 @@ from mtp_protocol.loader_messages import (
     Stop,
     ToLoader,
 )
+from mtp_protocol.wake import Wake
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +78,7 @@ class LoaderLoop:
         self._poller = zmq.Poller()
         for source in (front.socket, self._experts.socket, wake.fileno()):
             self._poller.register(source, zmq.POLLIN)
+        self._calibration = Calibration(self._poller, self._calibrated)
 
     def run(self) -> None:
         """Until told to stop and nothing is waited for any more, or the deadline has passed."""
@@ -81,6 +89,7 @@ class LoaderLoop:
             self._hear_front()
             self._map_region()
             self._hear_engine()
+            self._calibration.look()
             if time.monotonic() >= self._next_beat:
                 self._beat()
 
@@ -91,6 +100,7 @@ class LoaderLoop:
 
     def close(self) -> bool:
         """False if a reader thread is stuck."""
+        self._calibration.close()
         self._experts.close()
         self._service.watch.close()
         return self._threads.stop(deadline_s=1.0)
@@ -129,6 +139,11 @@ class LoaderLoop:
             case Pin(ref, experts):
                 if self._ready_for(ref):
                     self._front.send(Pinned(ref, self._service.pin(experts)))
+            case Calibrate():
+                if self._ready_for(message.ref):
+                    self._calibrate(message)
+            case CalibrateStop(ref):
+                self._calibration.stop(ref)
             case Resize(ref, slots):
                 if self._ready_for(ref):
                     self._resize(ref, slots)
@@ -139,6 +154,30 @@ class LoaderLoop:
         if not self._service.open:
             self._front.send(Failed("environment", "the loader has no pool yet", ref))
         return self._service.open
+
+    def _calibrate(self, message: Calibrate) -> None:
+        if self._calibration.running:
+            self._front.send(Failed("bad_request", "a calibration is under way already", message.ref))
+            return
+        settings, recent = self._settings, self._service.watch.recent
+        shares = message.shares or tuple(share for share in SHARES if share <= settings.pin_share)
+        slots = dict(enumerate(self._service.table.limits))
+        job = {"policy": settings.policy, "slots": slots, "reserve": settings.reserve, "shares": shares}
+        since = time.monotonic() - message.last_s if message.last_s is not None else 0.0
+        try:
+            self._calibration.begin(message.ref, lambda file: recent.write(file, since), job)
+        except OSError as error:
+            self._front.send(Failed("environment", f"the calibration cannot be started: {error}", message.ref))
+
+    def _calibrated(self, ref: int, answer: Mapping[str, Any] | None, why: str) -> None:
+        if answer is None:
+            self._front.send(Failed("environment", why, ref))
+        elif refused := answer.get("refused"):
+            self._front.send(Failed("bad_request", str(refused), ref))
+        else:
+            result = dict(answer)
+            result["pinned"] = self._service.pin(tuple((layer, expert) for layer, expert in result.pop("experts")))
+            self._front.send(Calibrated(ref, result))
 
     def _resize(self, ref: int, slots: tuple[int, ...]) -> None:
         self._resize_refs.append(ref)

@@ -20,13 +20,14 @@ import zmq
 from mtp_loader.errors import EnvironmentFailure, LoaderError, UserError
 from mtp_loader.pool.expert_reader import ExpertReader
 from mtp_loader.pool.shim import make_preadv
-from mtp_loader.service.lifeline import Lifeline, Wake
+from mtp_loader.service.lifeline import Lifeline
 from mtp_loader.service.loop import LoaderLoop
 from mtp_loader.service.settings import LoaderSettings, parse_settings
 from mtp_loader.service.sockets import FrontSocket
 from mtp_loader.store import open_source
 from mtp_protocol.lifeline import set_parent_death_signal
 from mtp_protocol.loader_messages import Failed, Geometry
+from mtp_protocol.wake import Wake
 
 log = logging.getLogger(__name__)
 

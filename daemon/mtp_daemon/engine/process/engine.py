@@ -84,7 +84,7 @@ def _serve(front: FrontLink, mailbox: Mailbox, activity: Activity, serving: Serv
 def _idle(serving: Serving, mailbox: Mailbox) -> None:
     """Recalls and a loader's rise or death are answered between requests too."""
     try:
-        serving.stream.idle(mailbox.wakeup_fd, IDLE_S)
+        serving.stream.idle(mailbox.changes.fileno(), IDLE_S)
     except (EngineBug, EngineStopping):
         raise
     except EngineError as error:

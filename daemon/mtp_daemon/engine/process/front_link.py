@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from typing import Any, assert_never
 
 import zmq
@@ -27,6 +26,7 @@ from mtp_protocol.engine_messages import (
 )
 from mtp_protocol.errors import ProtocolError
 from mtp_protocol.lifeline import receive_region
+from mtp_protocol.wake import Wake
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,7 @@ class FrontLink:
         self._lifeline, self._mailbox, self._activity = lifeline, mailbox, activity
         self._signals_fd = signals_fd
         self._outbox: deque[FromEngine] = deque()
-        self._wakeup_fd, self._wake = os.pipe()
-        os.set_blocking(self._wakeup_fd, False)
-        os.set_blocking(self._wake, False)
+        self._wake = Wake()
         self._leave_by: float | None = None
         self._ended = False
         self.bad_messages = 0
@@ -71,19 +69,14 @@ class FrontLink:
     def send(self, message: FromEngine) -> None:
         """In order, without waiting."""
         self._outbox.append(message)
-        self._wake_up()
+        self._wake()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Send what is left and end the thread."""
         self._ended = True
-        self._wake_up()
+        self._wake()
         self._thread.join(timeout_s)
-        for fd in (self._wakeup_fd, self._wake):
-            os.close(fd)
-
-    def _wake_up(self) -> None:
-        with suppress(BlockingIOError):  # a full pipe wakes too
-            os.write(self._wake, b"!")
+        self._wake.close()
 
     # -- the I/O thread --------------------------------------------------------------------------------------------
 
@@ -102,7 +95,7 @@ class FrontLink:
         front.sndhwm = front.rcvhwm = 0
         front.connect(self._address)
         poller = zmq.Poller()
-        for readable in (front, self._lifeline.fileno(), self._wakeup_fd, self._signals_fd):
+        for readable in (front, self._lifeline.fileno(), self._wake.fileno(), self._signals_fd):
             poller.register(readable, zmq.POLLIN)
         beat_at = time.monotonic()
         while not (self._ended and not self._outbox):
@@ -118,8 +111,8 @@ class FrontLink:
                 self._read_lifeline()
             if self._signals_fd in ready and os.read(self._signals_fd, 4096):
                 self._stop(TERM_S)
-            if self._wakeup_fd in ready:
-                os.read(self._wakeup_fd, 4096)
+            if self._wake.fileno() in ready:
+                self._wake.clear()
             if front in ready:
                 self._receive(front)
         front.close()

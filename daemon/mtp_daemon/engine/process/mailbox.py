@@ -5,17 +5,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from mtp_daemon.engine.errors import EngineStopping, EnvironmentFailed
 from mtp_daemon.engine.loader_life import LoaderLife
 from mtp_protocol.engine_messages import Pool, Start
+from mtp_protocol.wake import Wake
 
 
 class Mailbox:
     """Written by the I/O thread, read by the MLX thread, under one lock; `life` tells of the loader beside it.
 
-    `wakeup_fd` becomes readable with each change, so that a wait for it can watch other descriptors too.
+    `changes` becomes readable with each change, so that a wait for it can watch other descriptors too.
     """
 
     def __init__(self) -> None:
@@ -26,9 +26,7 @@ class Mailbox:
         self._pool: Pool | None = None
         self._regions: dict[int, int] = {}
         self._stopping = False
-        self.wakeup_fd, self._wake = os.pipe()
-        os.set_blocking(self.wakeup_fd, False)
-        os.set_blocking(self._wake, False)
+        self.changes = Wake()
 
     # -- the I/O thread --------------------------------------------------------------------------------------------
 
@@ -61,8 +59,7 @@ class Mailbox:
         with self._changed:
             change()
             self._changed.notify_all()
-        with suppress(BlockingIOError):  # a full pipe wakes too
-            os.write(self._wake, b"!")
+        self.changes()
 
     # -- the MLX thread --------------------------------------------------------------------------------------------
 
@@ -80,9 +77,7 @@ class Mailbox:
 
     def next_start(self) -> Start | None:
         """The next request, if there is one. Raises EngineStopping."""
-        with suppress(BlockingIOError):
-            while os.read(self.wakeup_fd, 4096):
-                continue
+        self.changes.clear()
         with self._changed:
             self._check_stop()
             return self._starts.popleft() if self._starts else None
@@ -110,8 +105,9 @@ class Mailbox:
 
     def close(self) -> None:
         """When the I/O thread has ended."""
-        for fd in (*self._regions.values(), self.wakeup_fd, self._wake):
+        for fd in self._regions.values():
             os.close(fd)
+        self.changes.close()
         self._regions.clear()
         self.life.close()
 
