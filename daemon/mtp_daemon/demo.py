@@ -6,14 +6,11 @@ It drives the same two commands a user would, `mtpd` and `mtp-client`, so that w
 import json
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mtp_daemon.bench.serving import end
+from mtp_daemon.bench.serving import hit_rate, serving
 
 PROMPT = "And it came to pass in those days, that"
 # Sampled, with a seed: a model this small repeats itself when decoded greedily. The same seed gives the same text,
@@ -21,20 +18,18 @@ PROMPT = "And it came to pass in those days, that"
 SAMPLING = ("--temperature", "0.6", "--seed", "7")
 POOL = "25%"
 TOKENS = 120
-READY_TIMEOUT_S = 120.0
 # The client watches the service itself; once its output has ended it has nothing left to do.
 LEAVE_TIMEOUT_S = 10.0
 
 
 def main() -> int:
     """Exit code 0 when both answers are the same text."""
-    run_directory = Path(tempfile.mkdtemp(prefix="mtpd-demo-"))
     say(f"starting the service: mtpd serve demo --pool {POOL}   (the pool holds a quarter of the experts)")
-    with service(run_directory):
+    with serving("demo", "--pool", POOL, shown=True) as service:
         say("plain decoding, one token a forward:")
-        plain = answer(run_directory, depth=0)
+        plain = answer(service.run_directory, depth=0)
         say("speculation: the model's own MTP head drafts 2 tokens, one forward verifies them:")
-        drafted = answer(run_directory, depth=2)
+        drafted = answer(service.run_directory, depth=2)
         report(plain, drafted)
     if plain["text"] != drafted["text"]:
         print("the two texts differ: that is a fault, please report it", file=sys.stderr)
@@ -45,32 +40,6 @@ def main() -> int:
 
 def say(line: str) -> None:
     print(f"\n== {line}", flush=True)
-
-
-@contextmanager
-def service(run_directory: Path) -> Iterator[None]:
-    """The service on the demo model until the block ends; raises RuntimeError when it does not become ready."""
-    command = [sys.executable, "-m", "mtp_daemon.cli", "serve", "demo", "--pool", POOL, "--state-dir", "off"]
-    command += ["--run-dir", str(run_directory)]
-    log = run_directory.with_suffix(".log")
-    with log.open("wb") as sink:
-        daemon = subprocess.Popen(command, stderr=sink)
-    try:
-        wait_until_served(daemon, run_directory)
-        yield
-    finally:
-        end(daemon)
-
-
-def wait_until_served(daemon: "subprocess.Popen[bytes]", run_directory: Path) -> None:
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    status = [sys.executable, "-m", "mtp_daemon.cli", "status", "--json", "--run-dir", str(run_directory)]
-    while subprocess.run(status, capture_output=True).returncode != 0:
-        if daemon.poll() is not None:
-            log = run_directory.with_suffix(".log").read_text(errors="replace").strip()
-            raise RuntimeError(f"mtpd serve ended with exit code {daemon.returncode}:\n{log[-2000:]}")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"mtpd was not ready within {READY_TIMEOUT_S:.0f} s")
 
 
 def answer(run_directory: Path, depth: int) -> dict[str, Any]:
@@ -115,7 +84,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
     "tokens a second": lambda s: f"{s['tok_per_s']:.1f}",
     "tokens a round": lambda s: f"{s.get('tokens_per_round', 1.0):.2f}",
     "acceptance by position": _acceptance,
-    "hit rate": lambda s: f"{s['hits'] / max(1, s['hits'] + s['misses']):.1%}",
+    "hit rate": lambda s: f"{hit_rate(s):.1%}",
     "misses a token": lambda s: f"{s['misses'] / max(1, s['tokens']):.2f}",
     "read from disk": lambda s: f"{s['bytes_read'] / 1e6:.1f} MB",
 }

@@ -5,7 +5,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from mtp_daemon.errors import DaemonError
+from mtp_client.errors import ClientError
+from mtp_daemon.errors import DaemonError, EnvironmentFailure
 from mtp_loader.errors import LoaderError
 
 COMMANDS = {
@@ -15,7 +16,8 @@ COMMANDS = {
     "stream": "decode and prefill by pool share, beside mlx-lm with everything resident and the disk's bound",
 }
 _EPILOG = """\
-Exit codes: 0 measured, 1 something failed while measuring, 2 a wrong option, 4 the machine failed us.
+Exit codes: 0 measured, 1 something failed while measuring, 2 a wrong option, 4 the machine failed us,
+130 interrupted.
 Everything compared is measured in turn in one run; figures are medians with minimum and maximum. Use a quiet machine.
 """
 
@@ -31,9 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        command = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command = subparsers.add_parser(name, help=summary)
         if name in words[:1]:
             module = importlib.import_module(f"mtp_daemon.bench.commands.{name}")
+            command.description = module.__doc__
+            command.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     args = parser.parse_args(words)
@@ -42,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DaemonError, LoaderError) as error:
         print(f"mtp-bench: {error}", file=sys.stderr)
         return error.exit_code
+    except ClientError as error:
+        print(f"mtp-bench: the service failed us: {error}", file=sys.stderr)
+        return EnvironmentFailure.exit_code
+    except KeyboardInterrupt:
+        print("mtp-bench: interrupted", file=sys.stderr)
+        return 130
     return code
 
 

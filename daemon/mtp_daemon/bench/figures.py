@@ -1,6 +1,7 @@
-"""Repeated measurements as medians with their spread, and tables of them."""
+"""Repeated measurements as medians with their spread, shares of them, and tables of them."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -27,6 +28,66 @@ class Spread:
 def paired_ratio(measured: Sequence[float], reference: Sequence[float]) -> Spread:
     """`measured / reference`, pair by pair: what drifts with the machine cancels within a pair."""
     return Spread.of([m / r for m, r in zip(measured, reference, strict=True)])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` (0..1] of the values do not exceed (nearest rank).
+
+    Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("nothing was measured")
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index of fairness, `(sum x)^2 / (n * sum x^2)`: 1 where all have alike, 1/n where one has everything.
+
+    Jain, Chiu, Hawe 1984. Values that are all 0 are alike.
+    """
+    squares = sum(x * x for x in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def decode_bound(compute_s: float, bytes_per_token: float, bandwidth: float) -> float:
+    """Tokens a second that no streaming can beat: a token's compute and its reads, perfectly overlapped.
+
+    `compute_s` a token with everything resident; `bandwidth` in bytes a second, of parallel reads.
+    """
+    return 1 / max(compute_s, bytes_per_token / bandwidth)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large something was, over many times: mean, median, 99th percentile and maximum."""
+
+    mean: float
+    p50: int
+    p99: int
+    largest: int
+
+    @classmethod
+    def of(cls, counts: Mapping[int, int]) -> "Sizes":
+        """`counts` says how often each size was seen. Raises ValueError for none."""
+        times = sum(counts.values())
+        if not times:
+            raise ValueError("nothing was measured")
+        return cls(
+            sum(size * n for size, n in counts.items()) / times,
+            _rank(counts, math.ceil(times / 2)),
+            _rank(counts, math.ceil(times * 0.99)),
+            max(counts),
+        )
+
+
+def _rank(counts: Mapping[int, int], rank: int) -> int:
+    """The `rank`th smallest, from 1."""
+    seen = 0
+    for size in sorted(counts):
+        seen += counts[size]
+        if seen >= rank:
+            return size
+    return max(counts)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

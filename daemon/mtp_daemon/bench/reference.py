@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from mtp_daemon.errors import UserError
 from mtp_loader.store import ExpertSource, open_source
@@ -19,11 +19,22 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 def load_resident(path: Path) -> tuple[Any, Any]:
     """`(model, tokenizer)` of an mlx-lm checkpoint or a packed store, every weight evaluated."""
     source = open_source(path, widen=False)
-    model: Any = load_model(path, lazy=True, strict=not source.geometry.packed)[0]
+    model: Any = load_model(path, lazy=True, strict=not source.geometry.packed, get_model_classes=_headless)[0]
     if source.geometry.packed:
         _put_experts_back(model, source)
     mx.eval(model.parameters())
     return model, load_tokenizer(path)
+
+
+def _headless(config: dict[str, Any]) -> tuple[type[Any], Any]:
+    """mlx-lm's own classes, deaf to the MTP head's tensors: they have no place for them and would refuse."""
+    model_class, arguments = _get_classes(config)
+
+    class Headless(model_class):  # type: ignore[misc, valid-type]
+        def load_weights(self, weights: list[tuple[str, mx.array]], strict: bool = True) -> Any:
+            return super().load_weights([(k, v) for k, v in weights if "mtp" not in k.split(".")], strict=strict)
+
+    return Headless, arguments
 
 
 def _put_experts_back(model: Any, source: ExpertSource) -> None:

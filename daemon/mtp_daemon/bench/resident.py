@@ -34,7 +34,7 @@ class Answer:
 
 
 class Resident:
-    """The child process. Close it: it holds the whole model."""
+    """The child process. Close it: it holds the whole model. Raises EnvironmentFailure where it dies."""
 
     def __init__(self, model: Path) -> None:
         self._child = subprocess.Popen(
@@ -68,6 +68,15 @@ class Resident:
             raise EnvironmentFailure(f"the resident model's process ended with {self._child.wait()}")
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+
+def reference_answer(model: Path, ids: list[int], n: int) -> Answer:
+    """What mlx-lm answers, by a process that ends afterwards."""
+    resident = Resident(model)
+    try:
+        return resident.answer(ids, n)
+    finally:
+        resident.close()
 
 
 def main(model_path: str) -> None:

@@ -1,113 +1,86 @@
-"""`mtp-bench spec MODEL`: speculation against plain decoding on the same service, in turn; mlx-lm's tokens judge."""
+"""`mtp-bench spec MODEL`: speculation against plain decoding on the same service, in turn; mlx-lm's tokens judge.
+
+Each depth is warmed over its full length and then measured in turn with plain decoding (depth 0), so that what drifts
+with the machine cancels. `exact` compares every token of every run with mlx-lm's own, all experts resident. Hit rates
+and loads are of whole answers, prompts included.
+
+  mtp-bench spec demo                                 depths 1 to 3 at a pool of half the experts
+  mtp-bench spec DIR --pool 25% --disk-gbps 0.5       on a disk slowed to half a gigabyte a second
+  mtp-bench spec DIR --pin-hot 64 --calibrate 256     pins learned on 256 tokens of the same prompt
+  mtp-bench spec DIR --margins --verify-bytes         is a difference a near-tie, or a fault?
+"""
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mtp_daemon.bench.figures import Spread, paired_ratio, table
-from mtp_daemon.bench.resident import Resident
-from mtp_daemon.bench.serving import Served, Service, serving
-
-PARTS = ("draft", "verify", "sync", "commit")
+from mtp_daemon.bench.report import Report, add_output, emit
+from mtp_daemon.bench.resident import reference_answer
+from mtp_daemon.bench.serving import Service, disk_flags, serving
+from mtp_daemon.bench.spec_runs import Measured, Plan, hottest, measure, verified
+from mtp_daemon.bench.spec_summary import margins, summary
+from mtp_daemon.bench.spec_text import chart, text
+from mtp_daemon.bench.steps import Steps
+from mtp_daemon.errors import UserError
+from mtp_loader.store.resolve import resolve_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, help="packed store or mlx-lm checkpoint with an MTP head")
-    parser.add_argument("--reference", type=Path, help="the same model for mlx-lm (default: MODEL)")
-    parser.add_argument("--pool", default="50%")
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--speculation", default="chain", help="way to draft")
+    parser.add_argument("model", nargs="?", default="demo", help="packed store or checkpoint with a head (demo)")
+    parser.add_argument("--reference", help="the same model for mlx-lm (default: MODEL)")
+    parser.add_argument("--pool", default="50%", help="as for mtpd serve (50%%)")
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="tokens drafted a round (1 2 3)")
+    parser.add_argument("--speculation", default="chain", help="way to draft (chain)")
     parser.add_argument("--prompt", help="file with token ids as a JSON list (default: 1, 2, 3, …)", type=Path)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--disk-gbps", type=float, help="slow the loader's reads to so many GB/s")
-    parser.add_argument("--dump-ids", action="store_true", help="with --json: the tokens of both sides")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tokens", type=int, default=128, help="decoded in each run (128)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each depth after the warm-up (3)")
+    parser.add_argument("--disk-gbps", type=float, metavar="X", help="slow the loader's reads to X GB/s")
+    parser.add_argument("--serve-flag", action="append", default=[], help="one more flag for mtpd serve; repeat it")
+    parser.add_argument("--pin-hot", type=int, default=0, metavar="N", help="pin the N experts that were used most …")
+    parser.add_argument("--calibrate", type=int, default=128, metavar="TOKENS", help="… by so many tokens (128)")
+    parser.add_argument("--margins", action="store_true", help="the gap between the best two tokens at each step")
+    parser.add_argument("--dump-ids", action="store_true", help="with --json: every run's tokens, and mlx-lm's")
+    parser.add_argument("--verify-bytes", action="store_true", help="then hash every slot at use, one answer a depth")
+    add_output(parser, "acceptance by position")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Exit code 1 where any token differs from mlx-lm's."""
+    model = resolve_model(args.model)
     prompt = json.loads(args.prompt.read_text()) if args.prompt else list(range(1, 33))
-    resident = Resident(args.reference or args.model)
-    try:
-        judge = resident.answer(prompt, args.tokens).ids
-    finally:
-        resident.close()
-    flags = ["--pool", args.pool, "--depth-controller", "constant", "--max-depth", str(max(args.depths))]
-    if args.disk_gbps:
-        flags += ["--disk-gbps", str(args.disk_gbps)]
-    with serving(args.model, *flags) as service:
-        runs = measure(args, service, prompt)
-    results = [summary(depth, runs[depth], runs[0], judge) for depth in runs]
-    if args.dump_ids:
-        results[0]["reference_ids"] = judge
-    if args.json:
-        print(json.dumps(results))
-    else:
-        _print(results)
-    return 0 if all(r["exact_match"] for r in results) else 1
-
-
-def measure(args: argparse.Namespace, service: Service, prompt: list[int]) -> dict[int, list[Served]]:
-    """Every depth in turn, `repeats` times, after one warm-up of each over the full length; depth 0 is plain."""
-    depths = [0, *args.depths]
-    runs: dict[int, list[Served]] = {depth: [] for depth in depths}
-    for repeat in range(args.repeats + 1):
-        for depth in depths:
-            way = args.speculation if depth else "off"
-            served = service.answer(prompt, args.tokens, speculation=way, depth=depth)
-            if repeat:
-                runs[depth].append(served)
-    return runs
-
-
-def summary(depth: int, runs: list[Served], plain: list[Served], judge: list[int]) -> dict[str, Any]:
-    """What one depth gave; `mismatches` counts tokens of all runs that differ from mlx-lm's."""
-    mismatches = sum(a != b for r in runs for a, b in zip(r.ids, judge, strict=False))
-    mismatches += sum(abs(len(r.ids) - len(judge)) for r in runs)
-
-    def of(read: Callable[[dict[str, Any]], float]) -> Spread:
-        return Spread.of([read(r.stats) for r in runs])
-
-    speed = [r.stats["tok_per_s"] for r in runs]
-    parts = {part: of(lambda s, part=part: s[f"{part}_s"]).median for part in PARTS}  # type: ignore[misc]
-    total = sum(parts.values())
-    return {
-        "depth": depth,
-        "tok_per_s": Spread.of(speed).__dict__,
-        "speed_up": paired_ratio(speed, [p.stats["tok_per_s"] for p in plain]).__dict__,
-        "exact_match": mismatches == 0,
-        "mismatches": mismatches,
-        "tokens_per_round": of(lambda s: s["tokens_per_round"]).median,
-        "acceptance_by_position": runs[-1].stats["acceptance_by_position"],
-        "accepted_lengths": runs[-1].stats["accepted_lengths"],
-        "hit_rate": of(lambda s: s["hits"] / max(1, s["hits"] + s["misses"])).median,
-        "misses_per_token": of(lambda s: s["misses_per_token"]).median,
-        "bytes_read": of(lambda s: s["bytes_read"]).median,
-        "stall_s": of(lambda s: s["stall_s"]).median,
-        "seconds": parts,
-        "tok_per_s_without": {p: len(judge) / (total - t) if total > t else None for p, t in parts.items()},
+    if args.tokens < 2 or args.repeats < 1 or min(args.depths) < 1:
+        raise UserError("--tokens is 2 or more, --repeats and each of --depths 1 or more")
+    plan = Plan(prompt, args.tokens, args.speculation, [0, *args.depths], args.repeats)
+    judge = reference_answer(resolve_model(args.reference or args.model), prompt, args.tokens).ids
+    flags = ["--pool", args.pool, *disk_flags(args.disk_gbps), *args.serve_flag]
+    pins = hottest(model, flags, prompt, args.calibrate, args.pin_hot) if args.pin_hot else None
+    deepest = ["--depth-controller", "constant", "--max-depth", str(max(args.depths))]
+    steps = Steps(len(plan.depths) * (plan.repeats + 1))
+    with serving(model, *flags, *deepest) as service:
+        pinned = None if pins is None else int(service.client.pin(pins)["pinned"])
+        measured = measure(plan, service, steps)
+        gaps = _margins(args, plan, service)
+    steps.end()
+    slots, differing = verified(model, [*flags, *deepest], plan, judge) if args.verify_bytes else (None, 0)
+    results: dict[str, Any] = {
+        "depths": [summary(depth, measured.runs[depth], measured.runs[0], judge) for depth in plan.depths],
+        "memory": measured.memory,
+        "pinned": pinned,
+        "calibrated_tokens": args.calibrate if pins is not None else None,
+        "margins": gaps,
+        "slots_verified": slots,
+        "verify_mismatches": differing,
+        **(_ids(measured, judge) if args.dump_ids else {}),
     }
+    emit(args, "spec", Report(results, text(results), {"acceptance": chart(results["depths"])}))
+    return 0 if differing == 0 and all(r["exact_match"] for r in results["depths"]) else 1
 
 
-def _print(results: list[dict[str, Any]]) -> None:
-    header = ["depth", "tok/s", "speed-up", "exact", "tokens a round", "acceptance by position", "hit rate",
-              "misses a token", "MB read", "stall s", *(f"{p} s" for p in PARTS)]  # fmt: skip
-    rows = [
-        [
-            str(r["depth"]),
-            Spread(**r["tok_per_s"]).text(),
-            Spread(**r["speed_up"]).text(),
-            "yes" if r["exact_match"] else f"NO, {r['mismatches']} differ",
-            f"{r['tokens_per_round']:.2f}",
-            " ".join(f"{a:.0%}" for a in r["acceptance_by_position"]) or "-",
-            f"{r['hit_rate']:.1%}",
-            f"{r['misses_per_token']:.2f}",
-            f"{r['bytes_read'] / 1e6:.1f}",
-            f"{r['stall_s']:.2f}",
-            *(f"{r['seconds'][p]:.2f}" for p in PARTS),
-        ]
-        for r in results
-    ]
-    print(table(header, rows))
+def _margins(args: argparse.Namespace, plan: Plan, service: Service) -> list[float]:
+    return margins(service.answer(plan.prompt, plan.tokens, logprobs=2).logprobs) if args.margins else []
+
+
+def _ids(measured: Measured, judge: list[int]) -> dict[str, Any]:
+    runs = {str(depth): [r.served.ids for r in runs] for depth, runs in measured.runs.items()}
+    return {"ids": runs, "reference_ids": judge}
