@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+
+from mtp_protocol.ranges import within
 
 
 @dataclass(frozen=True)
@@ -26,30 +27,25 @@ class Sampling:
     logprobs: int = 0
 
     def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 100.0)
-        _within("top_p", self.top_p, 0.0, 1.0)
-        _within("top_k", self.top_k, 0, 1 << 31)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
-        _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        _within("logprobs", self.logprobs, 0, 20)
+        within("temperature", self.temperature, 0.0, 100.0)
+        within("top_p", self.top_p, 0.0, 1.0)
+        within("top_k", self.top_k, 0, 1 << 31)
+        within("min_p", self.min_p, 0.0, 1.0)
+        within("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
+        within("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        within("logprobs", self.logprobs, 0, 20)
         if self.top_p == 0.0:
             raise ValueError("top_p must be above 0")
         if self.seed is not None:
-            _within("seed", self.seed, 0, (1 << 63) - 1)
+            within("seed", self.seed, 0, (1 << 63) - 1)
         if len(self.logit_bias) > 1024:
             raise ValueError("logit_bias has more than 1024 entries")
         for token, bias in self.logit_bias.items():
-            _within("logit_bias token", token, 0, 1 << 31)
-            _within("logit_bias", bias, -1e4, 1e4)
+            within("logit_bias token", token, 0, 1 << 31)
+            within("logit_bias", bias, -1e4, 1e4)
 
     @property
     def greedy(self) -> bool:
         """True when the largest (penalised) logit is taken."""
         return self.temperature == 0.0
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{name} must lie between {low} and {high}, not {value}")

@@ -11,7 +11,6 @@ import pytest
 from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.draft.interface import DraftSource
 from mtp_daemon.engine.draft.ways import make_drafter
-from mtp_daemon.engine.errors import RequestRefused
 from mtp_daemon.engine.mtp.head import MtpHead, head_args
 from support.checkpoints import make_head_weights
 from support.decoding import decoder, prompt_of, reference, run, target
@@ -168,7 +167,7 @@ def test_settings_are_checked() -> None:
         "speculation": "luck",
         "verify": "never",
     }.items():
-        with pytest.raises(RequestRefused, match=name):
+        with pytest.raises(ValueError, match=name):
             DecodeSettings(**{name: value})  # type: ignore[arg-type]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mtp_daemon.engine.errors import RequestRefused
+from mtp_protocol.ranges import within
 
 Way = Literal["off", "chain", "adaptive", "rescue", "tree", "adaptive+rescue"]
 Verify = Literal["auto", "batch", "step"]
@@ -15,7 +15,7 @@ MAX_WIDTH = 8
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """Raises RequestRefused, naming the setting, for a value outside its range.
+    """Raises ValueError, naming the setting, for a value outside its range.
 
     `speculation` is the way to draft and `depth` the most tokens a round drafts. `verify` (the setting
     verify_mode): "batch" in one forward, "step" position by position, "auto" batch wherever that is exact. `chunk`:
@@ -34,17 +34,10 @@ class DecodeSettings:
 
     def __post_init__(self) -> None:
         if self.speculation not in WAYS:
-            raise RequestRefused(
-                f"speculation must be one of {', '.join(WAYS)}, not {self.speculation!r}", "bad_request"
-            )
+            raise ValueError(f"speculation must be one of {', '.join(WAYS)}, not {self.speculation!r}")
         if self.verify not in get_args(Verify):
-            raise RequestRefused(f"verify_mode must be auto, batch or step, not {self.verify!r}", "bad_request")
-        _within("depth", self.depth, 0, MAX_DEPTH)
-        _within("chunk", self.chunk, 1, 1 << 20)
-        _within("tau", self.tau, 0.0, 1.0)
-        _within("width", self.width, 1, MAX_WIDTH)
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise RequestRefused(f"{name} must lie between {low} and {high}, not {value}", "bad_request")
+            raise ValueError(f"verify_mode must be auto, batch or step, not {self.verify!r}")
+        within("depth", self.depth, 0, MAX_DEPTH)
+        within("chunk", self.chunk, 1, 1 << 20)
+        within("tau", self.tau, 0.0, 1.0)
+        within("width", self.width, 1, MAX_WIDTH)

@@ -1,12 +1,12 @@
 """The knobs of the depth controllers, validated once, and the choice of one by name."""
 
 from dataclasses import dataclass
-from math import isfinite
 
 from mtp_daemon.engine.depth.constant import Constant
 from mtp_daemon.engine.depth.cost import CostController
 from mtp_daemon.engine.depth.heuristic import Heuristic
 from mtp_daemon.engine.depth.interface import DepthController
+from mtp_protocol.ranges import within
 
 CONTROLLERS = ("cost", "heuristic", "constant")
 MAX_DEPTH = 32
@@ -34,12 +34,12 @@ class DepthSettings:
     def __post_init__(self) -> None:
         if self.controller not in CONTROLLERS:
             raise ValueError(f"depth controller must be one of {', '.join(CONTROLLERS)}, not {self.controller!r}")
-        _within("depth", self.depth, 0, MAX_DEPTH)
-        _within("max_depth", self.max_depth, 0, MAX_DEPTH)
-        _within("depth half_life", self.half_life, 1.0, 10_000.0)
-        _within("probe_share", self.probe_share, 0.0, 0.5)
+        within("depth", self.depth, 0, MAX_DEPTH)
+        within("max_depth", self.max_depth, 0, MAX_DEPTH)
+        within("depth half_life", self.half_life, 1.0, 10_000.0)
+        within("probe_share", self.probe_share, 0.0, 0.5)
         if self.acceptance is not None:
-            _within("acceptance", self.acceptance, 0.0, 1.0)
+            within("acceptance", self.acceptance, 0.0, 1.0)
 
 
 def make_controller(settings: DepthSettings, model_type: str = "") -> DepthController:
@@ -56,8 +56,3 @@ def make_controller(settings: DepthSettings, model_type: str = "") -> DepthContr
         probe_share=settings.probe_share,
         acceptance=acceptance,
     )
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{name} must lie between {low} and {high}, not {value!r}")

@@ -9,6 +9,7 @@ from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.depth import DepthSettings
 from mtp_daemon.engine.errors import RequestRefused
 from mtp_daemon.engine.mtp.hidden import Hidden
+from mtp_protocol.ranges import within
 
 HIDDEN = (*get_args(Hidden), "auto")
 _DEPTH = {
@@ -45,6 +46,7 @@ class EngineSettings:
     """`context`: the longest prompt and answer together. `mtp` False: the head is not loaded. `loader_limit_s`: how
 
     long a request waits for a loader to come back. `hints_ahead`: for how many layers ahead experts are guessed.
+    Raises ValueError, naming the setting, for a value outside its range.
     """
 
     decode: DecodeSettings
@@ -59,11 +61,11 @@ class EngineSettings:
     loader_limit_s: float = 60.0
 
     def __post_init__(self) -> None:
-        _within("context", self.context, 1, 1 << 24)
-        _within("hints_ahead", self.hints_ahead, 0, 8)
-        _within("loader_limit_s", self.loader_limit_s, 0.1, 1e5)
+        within("context", self.context, 1, 1 << 24)
+        within("hints_ahead", self.hints_ahead, 0, 8)
+        within("loader_limit_s", self.loader_limit_s, 0.1, 1e5)
         if self.hidden not in HIDDEN:
-            raise RequestRefused(f"hidden must be one of {', '.join(HIDDEN)}, not {self.hidden!r}", "bad_request")
+            raise ValueError(f"hidden must be one of {', '.join(HIDDEN)}, not {self.hidden!r}")
 
 
 def read_settings(text: str) -> EngineSettings:
@@ -80,18 +82,16 @@ def read_settings(text: str) -> EngineSettings:
     for name, kinds in _OWN.items():
         if name in given and (type(given[name]) not in kinds):
             raise RequestRefused(f"{name} cannot be {given[name]!r}", "bad_request")
-    try:
-        depth = DepthSettings(**{field: given[name] for name, field in _DEPTH.items() if name in given})
-        decode = _decode_settings(given, depth)
-    except (TypeError, ValueError) as error:
-        raise RequestRefused(str(error), "bad_request") from error
     own = {name: given[name] for name in _OWN if name in given}
-    ahead = own.pop("prefetch", True)
-    if not ahead:
+    if not own.pop("prefetch", True):
         own["hints_ahead"] = 0
     for name in ("head", "state_dir"):
         own[name] = Path(own[name]) if own.get(name) else None
-    return EngineSettings(decode=decode, depth=depth, **own)
+    try:
+        depth = DepthSettings(**{field: given[name] for name, field in _DEPTH.items() if name in given})
+        return EngineSettings(decode=_decode_settings(given, depth), depth=depth, **own)
+    except (TypeError, ValueError) as error:
+        raise RequestRefused(str(error), "bad_request") from error
 
 
 def _decode_settings(given: dict[str, Any], depth: DepthSettings) -> DecodeSettings:
@@ -99,8 +99,3 @@ def _decode_settings(given: dict[str, Any], depth: DepthSettings) -> DecodeSetti
     most = depth.depth if depth.controller == "constant" else depth.max_depth
     chosen = {field: given[name] for name, field in _DECODE.items() if name in given}
     return DecodeSettings(depth=most, **chosen)
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise RequestRefused(f"{name} must lie between {low} and {high}, not {value}", "bad_request")
