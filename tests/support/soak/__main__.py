@@ -16,7 +16,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the same seed asks and does the same things")
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--pool-share", type=float, default=0.4, help="of all experts' bytes (default 0.4)")
-    parser.add_argument("--kill-every", type=float, default=5.0, help="seconds between kills, on average (default 5)")
+    parser.add_argument("--kill-every", type=float, default=4.5, help="seconds between kills, on average (default 4.5)")
     parser.add_argument("--act-every", type=float, default=8.0, help="seconds between stops, sizes … (default 8)")
     parser.add_argument("--busy-machine", action="store_true", help=f"pauses of more than {LONGEST_S:g} s are no fault")
     parser.add_argument("--out", type=Path, default=Path("soak"), help="folder for soak.svg and soak.json")

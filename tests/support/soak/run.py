@@ -43,7 +43,7 @@ class Plan:
     clients: int = 3
     pool_share: float = 0.4
     trouble_share: float = 0.7
-    kill_s: float = 5.0
+    kill_s: float = 4.5
     act_s: float = 8.0
     silent_s: float = 45.0
     sample_s: float = 2.0

@@ -19,5 +19,5 @@ class Schedule:
 
     def done(self, now: float) -> None:
         """It was done: the next one's time counts from when this one was planned, so that no delay lowers the rate."""
-        self._plan_at += min(4 * self._every_s, self._rng.expovariate(1 / self._every_s))
+        self._plan_at += self._rng.uniform(0.1, 1.9) * self._every_s
         self._not_before = now + _APART_S
