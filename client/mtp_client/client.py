@@ -115,9 +115,11 @@ class Client:
         """Hold these (layer, expert) pairs in the pool; none: pin nothing."""
         return self._mailbox.ask(Pin(self._mailbox.next_ref(), experts), Done, wait_s).result
 
-    def calibrate(self, text: str, wait_s: float = 3600.0) -> Mapping[str, Any]:
-        """Find out on `text` which pins and head settings pay."""
-        return self._mailbox.ask(Calibrate(self._mailbox.next_ref(), text), Done, wait_s).result
+    def calibrate(
+        self, last_s: float | None = None, shares: tuple[float, ...] = (), wait_s: float = 400.0
+    ) -> Mapping[str, Any]:
+        """Prove pins on what the service routed in the last `last_s` seconds; hold those that pay (see `Calibrate`)."""
+        return self._mailbox.ask(Calibrate(self._mailbox.next_ref(), last_s, shares), Done, wait_s).result
 
     def close(self) -> None:
         """Leave; requests submitted without `keep_s` are cancelled by the service."""

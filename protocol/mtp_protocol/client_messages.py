@@ -82,10 +82,15 @@ class Pin:
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Find out on `text` which pins and which head settings pay; answered when done."""
+    """Find out which pins pay on the routing of the last `last_s` seconds (None: all remembered), and hold them.
+
+    `shares` of the pool are tried (none: the service's own). What was pinned before is held no more, whether the new
+    pins pay or none do. Answered when done; a client that leaves before has it stopped, and no pin is changed.
+    """
 
     ref: int
-    text: str
+    last_s: float | None = None
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,22 @@ class Pin:
 
 
 @dataclass(frozen=True)
+class Calibrate:
+    """Prove pins on the routing of the last `last_s` seconds (None: all remembered), and hold those that pay."""
+
+    ref: int
+    last_s: float | None
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class CalibrateStop:
+    """Nobody waits for this calibration any more: no answer, and no pin is changed."""
+
+    ref: int
+
+
+@dataclass(frozen=True)
 class Resize:
     """Live resize within the region (Linux): slots of each bank, in bank order, that may be used from now on."""
 
@@ -86,6 +102,14 @@ class Pinned:
 
 
 @dataclass(frozen=True)
+class Calibrated:
+    """`result`: whether the pins pay, by how much and on what; how many are `pinned` now."""
+
+    ref: int
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Beat:
     """Every second. `facts` is a small live summary: hits, misses, bytes_read, resident slots, warm share, …"""
 
@@ -101,8 +125,10 @@ class Failed:
     ref: int | None = None
 
 
-ToLoader = Pool | EngineUp | EngineDead | Pin | Resize | StatsRequest | Stop
-FromLoader = Geometry | Ready | Stats | Resized | Pinned | Beat | Failed
+ToLoader = Pool | EngineUp | EngineDead | Pin | Calibrate | CalibrateStop | Resize | StatsRequest | Stop
+FromLoader = Geometry | Ready | Stats | Resized | Pinned | Calibrated | Beat | Failed
 
-to_loader: Codec[ToLoader] = Codec(Pool, EngineUp, EngineDead, Pin, Resize, StatsRequest, Stop)
-from_loader: Codec[FromLoader] = Codec(Geometry, Ready, Stats, Resized, Pinned, Beat, Failed)
+to_loader: Codec[ToLoader] = Codec(
+    Pool, EngineUp, EngineDead, Pin, Calibrate, CalibrateStop, Resize, StatsRequest, Stop
+)
+from_loader: Codec[FromLoader] = Codec(Geometry, Ready, Stats, Resized, Pinned, Calibrated, Beat, Failed)

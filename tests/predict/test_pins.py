@@ -2,16 +2,18 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mtp_loader.cli import main
+from mtp_loader.errors import BadRequest
 from mtp_loader.policy.interface import Event, key_of
-from mtp_loader.predict.pins import hottest, prove
-from mtp_loader.replay.recording import Recorder
+from mtp_loader.predict.pins import SHARES, PinProof, Proving, hottest, split, texts
+from mtp_loader.replay.recording import Recorder, entry_of
 from mtp_loader.replay.table import maker
-from mtp_loader.replay.trace import DECODE, Forward, LayerFacts, Trace
+from mtp_loader.replay.trace import DECODE, PROMPT, Forward, LayerFacts, Trace
 from mtp_protocol.expert_messages import Used
 from mtp_protocol.geometry import Bank, Geometry, Layer, Plane, Quantisation
 
@@ -34,10 +36,13 @@ def forwards(count: int, seed: int, hot: int, noise: bool) -> list[Forward]:
     return made
 
 
+def prove(learned: list[Forward], held_out: list[Forward], slots: int) -> PinProof:
+    return Proving(Trace("t", "", FACTS, learned), maker("lru"), {0: slots}).prove(learned, held_out, SHARES)
+
+
 def test_pins_that_lru_would_lose_pay() -> None:
     """An expert that comes back just after LRU has given it up: holding it is worth its slot, and the proof says so."""
-    trace = Trace("t", "", FACTS, forwards(90, 1, hot=5, noise=True))
-    proof = prove(trace, forwards(90, 2, hot=5, noise=True), maker("lru"), {0: 8})
+    proof = prove(forwards(90, 1, hot=5, noise=True), forwards(90, 2, hot=5, noise=True), 8)
     assert proof.pays
     assert {key_of(y, 5) for y in range(LAYERS)} <= set(proof.pins)
     assert proof.hit_rate_with > proof.hit_rate_without
@@ -45,11 +50,39 @@ def test_pins_that_lru_would_lose_pay() -> None:
 
 def test_pins_of_another_topic_are_refused() -> None:
     """What was hot in the calibration text is never asked for in the other: held slots only cost."""
-    trace = Trace("t", "", FACTS, forwards(90, 1, hot=5, noise=True))
-    other = forwards(90, 2, hot=21, noise=False)
-    proof = prove(trace, other, maker("lru"), {0: 12})
+    proof = prove(forwards(90, 1, hot=5, noise=True), forwards(90, 2, hot=21, noise=False), 12)
     assert not proof.pays
     assert proof.gain <= 0.001
+
+
+def test_a_gain_within_luck_is_no_proof() -> None:
+    """What pins win in one block of the text and lose in another says nothing, however many requests there are."""
+    learned, other = forwards(90, 1, hot=5, noise=True), forwards(45, 2, hot=21, noise=False)
+    proof = prove(learned, forwards(12, 3, hot=5, noise=True) + other, 10)
+    assert proof.pins and proof.luck > 0.0
+    assert not proof.pays
+
+
+def test_pins_get_no_head_start() -> None:
+    """Held experts lie in the pool from the first request: a pool that is empty without them would prove anything."""
+    same = forwards(64, 4, hot=21, noise=False)  # 12 experts in all: a pool of 12 needs no pins
+    proof = Proving(Trace("t", "", FACTS, same), maker("lru"), {0: 12}).prove(same, same, (0.5,))
+    assert (proof.hit_rate_with, proof.hit_rate_without) == (1.0, 1.0)
+    assert not proof.pays
+
+
+def test_texts_are_not_cut_where_there_are_enough() -> None:
+    """Half a text to learn on and half to prove on would prove pins on the topic they were chosen on."""
+    made = []
+    for text in range(6):
+        made += [Forward(0, PROMPT, (), ()), *(replace(f, step=text) for f in forwards(10, text, 5, noise=True))]
+    assert [len(text) for text in texts(made)] == [11] * 6
+    learned, held_out = split(made)
+    assert (len(learned), len(held_out)) == (44, 22)
+    learned, held_out = split(made[1:60:3] * 3)  # hardly a boundary: forwards are cut
+    assert learned and held_out
+    with pytest.raises(BadRequest, match="more text"):
+        split(made[:40])
 
 
 def test_the_hottest_are_counted_by_hand() -> None:
@@ -65,7 +98,7 @@ def recording(path: Path, seed: int, hot: int, noise: bool = True) -> Path:
     recorder = Recorder(path, geometry, "m")
     for forward in forwards(90, seed, hot, noise):
         rows = tuple((e.layer, (tuple(k & 0xFFFF for k in e.keys),), ((0.5, 0.5),)) for e in forward.events)
-        recorder.used(Used(forward.step, 1, (1,), rows, 0, 0))
+        recorder.used(entry_of(Used(forward.step, 1, (1,), rows, 0, 0)))
     recorder.close()
     return path
 

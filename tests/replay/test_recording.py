@@ -7,7 +7,7 @@ import pytest
 
 from mtp_loader.errors import DamagedCheckpoint
 from mtp_loader.policy.interface import key_of
-from mtp_loader.replay.recording import Recorder, is_recording, read_recording
+from mtp_loader.replay.recording import Recorder, entry_of, is_recording, read_recording
 from mtp_protocol.expert_messages import Hint, Used
 from mtp_protocol.geometry import Bank, Geometry, Layer, Plane, Quantisation
 
@@ -28,7 +28,7 @@ HINT = Hint(3, ((1, ((7, 0.5), (0, 0.25))),))
 def written(path: Path) -> Path:
     recorder = Recorder(path, GEOMETRY, "a model")
     recorder.hint(HINT)
-    recorder.used(USED)
+    recorder.used(entry_of(USED))
     recorder.close()
     return path
 

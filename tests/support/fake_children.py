@@ -6,6 +6,7 @@
   die_at / hang_at / mute_at / garbage_at   a moment: "start", "ready", "prefill", "token:5", "stop"
   failed            [kind, text]: say Failed at the start, then leave
   withhold_ready    true: the loader never says Ready
+  withhold_calibrated                       a number: so many calibrations never end
   ignore_stop, ignore_term                  true: only SIGKILL helps
   token_every_s, prefill_steps, run         pace, and how many tokens one message carries
   geometry          another fingerprint
@@ -146,6 +147,7 @@ class Child:
 
 class FakeLoader(Child):
     starts = 0
+    calibrations = 0
 
     def say_failed(self, kind: str, text: str) -> None:
         self.socket.send(ld.from_loader.encode(ld.Failed(kind, text)))  # type: ignore[arg-type]
@@ -173,6 +175,10 @@ class FakeLoader(Child):
                 self.socket.send(ld.from_loader.encode(ld.Ready(f"ipc://{self.sockets}/loader-{self.epoch}.sock")))
             case ld.Pin():
                 self.socket.send(ld.from_loader.encode(ld.Pinned(message.ref, len(message.experts))))
+            case ld.Calibrate():
+                self.calibrations += 1
+                if self.calibrations > self.step.get("withhold_calibrated", 0):
+                    self.socket.send(ld.from_loader.encode(ld.Calibrated(message.ref, {"pays": False, "pinned": 0})))
             case ld.Resize():
                 self.socket.send(ld.from_loader.encode(ld.Resized(message.ref, message.slots)))
             case ld.Stop():

@@ -45,6 +45,9 @@ class Clients:
     def __len__(self) -> int:
         return len(self._clients)
 
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
     @property
     def unsent(self) -> bool:
         """True while some client has not been told all there is to tell now."""

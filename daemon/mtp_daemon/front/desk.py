@@ -22,6 +22,7 @@ log = logging.getLogger("mtpd")
 
 MAX_SHUTDOWN_S = 3600.0
 MAX_PINS = 1 << 19
+MAX_SHARES = 16
 
 
 class Desk:
@@ -86,7 +87,8 @@ class Desk:
                 slots = self._want_slots(self._slots(message.pool))
                 self._pass_on(client, message.ref, now, lambda ref: ld.Resize(ref, slots))
             case c.Calibrate():
-                raise RequestError("unsupported", "calibration is not built yet: pins and head settings stay as set")
+                self._lineup.check_loader()
+                self._calibrate(client, message, now)
             case c.Shutdown():
                 if not 0 <= message.deadline_s <= MAX_SHUTDOWN_S:
                     raise RequestError("bad_request", f"deadline_s must lie in 0..{MAX_SHUTDOWN_S:g}")
@@ -97,7 +99,16 @@ class Desk:
 
     def _pass_on(self, client: bytes, ref: int, now: float, make: Callable[[int], ld.ToLoader]) -> None:
         self._lineup.check_loader()
-        self._errands.send(client, ref, now, lambda mine: self._lineup.tell_loader(make(mine)))
+        self._errands.send(client, ref, now, make)
+
+    def _calibrate(self, client: bytes, message: c.Calibrate, now: float) -> None:
+        if self._errands.calibrating:
+            raise RequestError("busy", "a calibration is under way already; wait for its end")
+        if message.last_s is not None and not message.last_s >= 0.0:
+            raise RequestError("bad_request", "last_s must be a number of seconds from 0 up")
+        if len(message.shares) > MAX_SHARES or not all(0.0 < share <= 1.0 for share in message.shares):
+            raise RequestError("bad_request", f"shares must be at most {MAX_SHARES} numbers above 0 and at most 1")
+        self._errands.calibrate(client, message, now)
 
     def _slots(self, pool: str) -> tuple[int, ...]:
         """Slots of each bank for a new size of the pool. The region stays as large as it was made."""

@@ -73,7 +73,7 @@ class Front:
         self._children = ChildrenPort(self._context, children_address(lock.run_directory))
         self._clients = Clients(self._port.send, settings.max_clients, lambda *gone: self._sessions.unfollow(*gone))
         self._sessions = Sessions(limits_of(settings), self._clients, lambda message: self._lineup.tell_engine(message))
-        self._errands = Errands(self._clients.reply)
+        self._errands = Errands(self._clients, lambda message: self._lineup.tell_loader(message))
         logs = Path(settings.log_dir) if settings.log_dir else lock.run_directory / "logs"
         budget = PoolBudget(settings, model)
         recruiter = Recruiter(settings, model, lock.sockets, logs, program)

@@ -168,7 +168,7 @@ class Lineup:
                 self.loader.facts = dict(message.facts)
             case ld.Failed() if message.ref is None:
                 self._cannot_go_on(self.loader, message.text, user=message.kind == "bad_request")
-            case ld.Failed() | ld.Stats() | ld.Resized() | ld.Pinned():
+            case ld.Failed() | ld.Stats() | ld.Resized() | ld.Pinned() | ld.Calibrated():
                 self._errands.answered(message)
             case _:
                 assert_never(message)

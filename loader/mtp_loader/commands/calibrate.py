@@ -1,18 +1,18 @@
 """Find experts worth pinning on recorded routing, and prove them on routing held out.
 
-Records what `mtpd serve --record-routing FILE` wrote. Give a recording of other text with --held-out; without one the
-last third of the recording is held out. The pins are written only where they beat no pins, for `mtpd serve --pins`.
+Reads what `mtpd serve --record-routing FILE` wrote. Give a recording of other text with --held-out; without one the
+last third of the recording's texts is held out. The pins are written only where they beat no pins by more than luck,
+for `mtpd serve --pins`. `mtpd calibrate` does the same for a running service.
 """
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from mtp_loader.errors import BadRequest
 from mtp_loader.policy.interface import expert_of, layer_of
 from mtp_loader.policy.registry import DEFAULT, NAMES
-from mtp_loader.predict.pins import PinProof, prove
+from mtp_loader.predict.pins import SHARES, PinProof, Proving, facts, split
 from mtp_loader.replay.read import read_trace
 from mtp_loader.replay.table import maker
 from mtp_loader.replay.trace import Trace
@@ -37,17 +37,20 @@ def run(args: argparse.Namespace) -> int:
         other = read_trace(args.held_out)
         if (other.fingerprint, other.layers) != (trace.fingerprint, trace.layers):
             raise BadRequest(f"{args.held_out} is of another model than {args.recording}")
-        held_out = other.forwards
+        learned, held_out = trace.forwards, other.forwards
+        if len(learned) < 3 or not held_out:
+            raise BadRequest("too little routing to choose pins and to prove them")
     else:
-        end = len(trace.forwards) * 2 // 3
-        trace, held_out = replace(trace, forwards=trace.forwards[:end]), trace.forwards[end:]
-    if not trace.forwards or not held_out:
-        raise BadRequest("too little routing to choose pins and to prove them")
-    proof = prove(trace, held_out, maker(args.policy), trace.slots(args.share / 100.0))
+        learned, held_out = split(trace.forwards)
+    proof = Proving(trace, maker(args.policy), trace.slots(args.share / 100.0)).prove(learned, held_out, SHARES)
     written = proof.pays and args.write is not None
     if written:
         _write(args.write, trace, proof)
-    print(json.dumps(_facts(proof, written), indent=1) if args.json else _text(proof, args.write if written else None))
+    print(
+        json.dumps(facts(proof) | {"written": written}, indent=1)
+        if args.json
+        else _text(proof, args.write if written else None)
+    )
     return 0
 
 
@@ -58,23 +61,14 @@ def _write(path: Path, trace: Trace, proof: PinProof) -> None:
     temporary.replace(path)
 
 
-def _facts(proof: PinProof, written: bool) -> dict[str, object]:
-    return {
-        "pays": proof.pays,
-        "share_of_pool": proof.share,
-        "pins": len(proof.pins),
-        "hit_rate_with": proof.hit_rate_with,
-        "hit_rate_without": proof.hit_rate_without,
-        "gain": proof.gain,
-        "written": written,
-    }
-
-
 def _text(proof: PinProof, written: Path | None) -> str:
     if not proof.pins:
         return f"no pins: on the calibration text itself every share of pins lost (hits {proof.hit_rate_without:.2%})"
     what = f"{len(proof.pins)} pins, {proof.share:.0%} of the pool"
-    rates = f"hits {proof.hit_rate_with:.2%} with them, {proof.hit_rate_without:.2%} without, on held-out routing"
+    rates = (
+        f"hits {proof.hit_rate_with:.2%} with them, {proof.hit_rate_without:.2%} without, on held-out routing; "
+        f"luck makes {proof.luck:.2%}"
+    )
     if not proof.pays:
         return f"{what} do not pay: {rates}; nothing is written"
     return f"{what} pay: {rates}" + (f"; written to {written}" if written else "; use --write FILE to keep them")

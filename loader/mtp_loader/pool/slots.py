@@ -189,10 +189,18 @@ class SlotTable:
             if layer in self._layers and 0 <= expert < self._layers[layer].experts:
                 wanted[self._layers[layer].bank].append(key_of(layer, expert))
         for bank, keys in zip(self.banks, wanted, strict=True):
-            limit = bank.slots.limit
-            bank.pin(keys[: max(0, min(int(limit * self._pin_share), limit - bank.minimum - bank.reserve))])
+            bank.pin(keys[: self._pin_room(bank)])
         self._pump()
         return sum(len(bank.pins) for bank in self.banks)
+
+    @property
+    def most_pinned(self) -> float:
+        """The largest share of every bank's slots that pins may take."""
+        return min((self._pin_room(bank) / bank.slots.limit for bank in self.banks), default=0.0)
+
+    def _pin_room(self, bank: BankSlots) -> int:
+        limit = bank.slots.limit
+        return max(0, min(int(limit * self._pin_share), limit - bank.minimum - bank.reserve))
 
     @property
     def limits(self) -> tuple[int, ...]:

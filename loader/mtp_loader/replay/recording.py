@@ -20,6 +20,7 @@ from mtp_protocol.geometry import Geometry
 
 MAGIC = "mtp-routing"
 VERSION = 1
+_LARGEST = 65504.0  # that a float16 holds
 
 
 class Recorder:
@@ -30,20 +31,20 @@ class Recorder:
 
         Raises DamagedCheckpoint for another model's or another kind of file, OSError.
         """
-        header = _header(geometry, model)
+        header = header_of(geometry, model)
         fresh = not path.exists() or not path.stat().st_size
         if not fresh:
             values, whole = _values(path)
-            if next(iter(values), None) != header:
+            if next(iter(values), None) != msgpack.unpackb(header):
                 raise DamagedCheckpoint(path, "is not a recording of this model: name a new file")
             os.truncate(path, whole)
         self._file: BinaryIO = path.open("ab", buffering=0)
         if fresh:
-            self._file.write(msgpack.packb(header))
+            self._file.write(header)
 
-    def used(self, message: Used) -> None:
-        layers = [[y, len(rows[0]), _experts(rows), _weights(weights)] for y, rows, weights in message.routing if rows]
-        self._file.write(msgpack.packb(["used", message.step, message.phase, list(message.tokens), layers]))
+    def used(self, entry: bytes) -> None:
+        """A forward's entry, as `entry_of` made it."""
+        self._file.write(entry)
 
     def hint(self, message: Hint) -> None:
         layers = [[y, _experts([[e for e, _ in w]]), _weights([[p for _, p in w]])] for y, w in message.layers]
@@ -51,6 +52,22 @@ class Recorder:
 
     def close(self) -> None:
         self._file.close()
+
+
+def header_of(geometry: Geometry, model: str) -> bytes:
+    """What a recording begins with."""
+    size = {b.bank: b.source_bytes for b in geometry.banks}
+    layers = [[y.layer, y.bank, y.experts, y.top_k, size[y.bank]] for y in geometry.layers]
+    about = {"model": model, "fingerprint": geometry.fingerprint, "layers": layers}
+    header: bytes = msgpack.packb({"format": MAGIC, "version": VERSION} | about)
+    return header
+
+
+def entry_of(used: Used) -> bytes:
+    """A forward's routing as an entry of a recording."""
+    layers = [[y, len(rows[0]), _experts(rows), _weights(weights)] for y, rows, weights in used.routing if rows]
+    entry: bytes = msgpack.packb(["used", used.step, used.phase, list(used.tokens), layers])
+    return entry
 
 
 def is_recording(path: Path) -> bool:
@@ -80,13 +97,6 @@ def read_recording(path: Path) -> Trace:
         raise DamagedCheckpoint(path, f"has a broken entry after forward {len(forwards)}: {error}") from error
     note = "" if whole == path.stat().st_size else "the last entry is cut short and was left out"
     return Trace(path.name, header["model"], layers, forwards, note, header["fingerprint"])
-
-
-def _header(geometry: Geometry, model: str) -> dict[str, Any]:
-    size = {b.bank: b.source_bytes for b in geometry.banks}
-    layers = [[y.layer, y.bank, y.experts, y.top_k, size[y.bank]] for y in geometry.layers]
-    fingerprint = geometry.fingerprint
-    return {"format": MAGIC, "version": VERSION, "model": model, "fingerprint": fingerprint, "layers": layers}
 
 
 def _values(path: Path) -> tuple[list[Any], int]:
@@ -121,7 +131,7 @@ def _experts(rows: Any) -> bytes:
 
 
 def _weights(rows: Any) -> bytes:
-    flat = [w for row in rows for w in row]
+    flat = [min(w, _LARGEST) for row in rows for w in row]
     return struct.pack(f"<{len(flat)}e", *flat)
 
 

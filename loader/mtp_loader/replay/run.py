@@ -134,9 +134,9 @@ def replay(
 
 
 def make_banks(
-    trace: Trace, make: MakePolicy, slots: Mapping[int, int], reserve: int, pins: Collection[int]
+    trace: Trace, make: MakePolicy, slots: Mapping[int, int], reserve: int | None, pins: Collection[int]
 ) -> dict[int, Residency]:
-    """A fresh residency for each bank of the recording."""
+    """A fresh residency for each bank of the recording. `reserve` None: what the loader would keep by itself."""
     layers: Mapping[int, LayerFacts] = trace.layers
     banks = {}
     for bank in trace.banks:

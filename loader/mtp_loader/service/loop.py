@@ -156,11 +156,16 @@ class LoaderLoop:
         return self._service.open
 
     def _calibrate(self, message: Calibrate) -> None:
+        settings, recent, most = self._settings, self._service.watch.recent, self._service.table.most_pinned
+        shares = message.shares or tuple(share for share in SHARES if share <= most)
+        refusal = None
         if self._calibration.running:
-            self._front.send(Failed("bad_request", "a calibration is under way already", message.ref))
+            refusal = "a calibration is under way already"
+        elif not shares or max(shares) > most:
+            refusal = f"at most {most:.2f} of this pool may be pinned; pin_share and the pool's size set that"
+        if refusal is not None:
+            self._front.send(Failed("bad_request", refusal, message.ref))
             return
-        settings, recent = self._settings, self._service.watch.recent
-        shares = message.shares or tuple(share for share in SHARES if share <= settings.pin_share)
         slots = dict(enumerate(self._service.table.limits))
         job = {"policy": settings.policy, "slots": slots, "reserve": settings.reserve, "shares": shares}
         since = time.monotonic() - message.last_s if message.last_s is not None else 0.0

@@ -18,7 +18,7 @@ from mtp_loader.pool.region import PoolRegion
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.service.books import check_books
 from mtp_loader.service.ledger import RequestLedger
-from mtp_loader.service.pins import read_pins
+from mtp_loader.service.pins import Experts, Pins
 from mtp_loader.service.settings import LoaderSettings
 from mtp_loader.service.watch import Watch
 from mtp_protocol.expert_messages import (
@@ -56,7 +56,7 @@ class PoolService:
         self.failures = 0
         self.on_resized: Callable[[tuple[int, ...]], None] = lambda limits: None
         self.watch = Watch(geometry, settings, model, lambda: self.table)
-        self._pins = read_pins(settings.pins, geometry) if settings.pins is not None else ()
+        self._pins = Pins(settings, geometry)
         self._region: PoolRegion | None = None
         self._table: SlotTable | None = None
         self._engine: int | None = None
@@ -96,7 +96,7 @@ class PoolService:
         )
         if self._engine is not None:
             self._table.engine_up(self._engine)
-        self._table.pin(self._pins)
+        self._table.pin(self._pins.experts)
         self.ledger = RequestLedger()
         self.bytes_read = self.experts_read = 0
         if old is not None:
@@ -171,9 +171,9 @@ class PoolService:
 
     # -- the front -------------------------------------------------------------------------------------------------
 
-    def pin(self, experts: tuple[tuple[int, int], ...]) -> int:
-        """See `SlotTable.pin`."""
-        self._pins = experts
+    def pin(self, experts: Experts) -> int:
+        """See `SlotTable.pin`; remembered for the next start."""
+        self._pins.set(experts)
         pinned = self.table.pin(experts)
         self.carry_out()
         return pinned

@@ -1,6 +1,7 @@
-"""Who else listens to what goes on: the prefetching, the statistics kept on disk, and the recording of routing.
+"""Who else listens to what goes on: the prefetching, the statistics kept on disk, and the recordings of routing.
 
-Each may be absent. Nothing they do, and no disk they fill, changes what the engine is answered.
+All but the recent routing in memory may be absent. Nothing they do, and no disk they fill, changes what the engine is
+answered.
 """
 
 import logging
@@ -12,8 +13,9 @@ from typing import Any
 from mtp_loader.policy.interface import Event
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.predict.memory import load, save
-from mtp_loader.replay.recording import Recorder
+from mtp_loader.replay.recording import Recorder, entry_of
 from mtp_loader.service.foresight import Foresight
+from mtp_loader.service.recent import RecentRouting
 from mtp_loader.service.settings import LoaderSettings
 from mtp_protocol.expert_messages import Hint, Used
 from mtp_protocol.geometry import Geometry
@@ -30,6 +32,7 @@ class Watch:
         self, geometry: Geometry, settings: LoaderSettings, model: str, table: Callable[[], SlotTable]
     ) -> None:
         self.foresight: Foresight | None = None
+        self.recent = RecentRouting(geometry, model)
         self._geometry = geometry
         self._path: Path | None = None
         self._save_at = time.monotonic() + SAVE_S
@@ -76,7 +79,9 @@ class Watch:
         self._forwards += 1
         if self.foresight is not None:
             self.foresight.on_used(used)
-        self._record(lambda recorder: recorder.used(used))
+        entry = entry_of(used)
+        self.recent.add(entry, time.monotonic())
+        self._record(lambda recorder: recorder.used(entry))
 
     def on_evicted(self, layer: int, expert: int) -> None:
         if self.foresight is not None:
