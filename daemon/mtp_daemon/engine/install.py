@@ -9,9 +9,11 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, Switch
 
 from mtp_daemon.engine.adapters import Probe, adapt
 from mtp_daemon.engine.errors import RequestRefused
-from mtp_daemon.engine.hints import Lookahead
+from mtp_daemon.engine.hints import Lookahead, Norm
 from mtp_daemon.engine.stream import ExpertStream
 from mtp_daemon.engine.streamed import StreamedSwitchGLU
+
+NORM = "post_attention_layernorm"  # mlx-lm's name, in every adapted family, for the norm before the MoE block
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def install(module: Any, stream: ExpertStream, layer_of: Callable[[str], int] = 
     geometry's experts are not the module's.
     """
     streamed: list[StreamedSwitchGLU] = []
-    probes: list[Probe | None] = []
+    seen: list[tuple[Norm, Probe] | None] = []
     unadapted: list[str] = []
     for path, experts in expert_modules(module).items():
         layer = layer_of(path)
@@ -66,15 +68,25 @@ def install(module: Any, stream: ExpertStream, layer_of: Callable[[str], int] = 
         block = _at(module, block_path)
         setattr(block, name, StreamedSwitchGLU(stream, layer, experts.activation))
         streamed.append(block[name])
-        probes.append(adapt(block))
-        if probes[-1] is None and type(block).__name__ not in unadapted:
+        gate = adapt(block)
+        seen.append(None if gate is None else _norm_and_probe(module, block_path, gate))
+        if gate is None and type(block).__name__ not in unadapted:
             unadapted.append(type(block).__name__)
     for i, layer_module in enumerate(streamed):
         following = range(i + 1, min(len(streamed), i + 1 + stream.settings.hints_ahead))
-        known = [(streamed[j].layer, probe) for j in following if (probe := probes[j]) is not None]
-        if known:
-            layer_module.lookahead = Lookahead(stream, known)
+        known = [(streamed[j].layer, to[1]) for j in following if (to := seen[j]) is not None]
+        if known and (own := seen[i]) is not None:
+            layer_module.lookahead = Lookahead(stream, own[0], known)
     return Installed(tuple(streamed), tuple(unadapted))
+
+
+def _norm_and_probe(module: Any, block_path: str, gate: Probe) -> tuple[Norm, Probe] | None:
+    """The norm before an adapted block, and the block's router on a residual; None where the layer has no such norm."""
+    decoder_layer = _at(module, block_path.rpartition(".")[0])
+    if NORM not in decoder_layer:
+        return None
+    norm = Norm(decoder_layer[NORM])
+    return norm, lambda residual: gate(norm.apply(residual))
 
 
 def _check_shapes(stream: ExpertStream, layer: int, path: str, experts: Any) -> None:

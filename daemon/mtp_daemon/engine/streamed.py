@@ -1,6 +1,7 @@
 """The layer that takes SwitchGLU's place: the same rows, from experts that stream through the pool."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -31,18 +32,21 @@ class StreamedSwitchGLU(Module):
     ) -> mx.array:
         """`weights` `[..., K]` are the router's, for the report; `beside` is computed while experts are read."""
         stream, layer = self.stream, self.layer
+        # Taken in any case: a norm that kept it would hold a prompt's rows until the next forward.
+        residual = None if self.lookahead is None else self.lookahead.take_residual()
         if stream.dry:
             return mx.zeros((*indices.shape, x.shape[-1]), x.dtype)
         if (table := stream.device_table(layer)) is not None:
             y = stream.planes[self.bank].gather(x, table[indices], self.activation)
             stream.built(layer, indices, weights, y, None)
             return y
-        guesses = [] if self.lookahead is None else self.lookahead.guess(x)
+        guesses = [] if self.lookahead is None or residual is None else self.lookahead.guess(residual, beside)
         ids = stream.host_ids(indices, guesses)
         slots = stream.residency.table(layer).take(ids)
         missed = 0
         if slots.min() < 0:
-            y, missed = gather_in_waves(stream, layer, self.activation, x, ids, beside)
+            tell, guesses = partial(self._tell, guesses), []
+            y, missed = gather_in_waves(stream, layer, self.activation, x, ids, beside, tell)
         else:
             stream.residency.read(layer, slots)
             if stream.verifier is not None:
@@ -51,6 +55,9 @@ class StreamedSwitchGLU(Module):
             # Computed while Python builds what follows up to the next host read.
             mx.async_eval(y, *beside)  # type: ignore[no-untyped-call]
         stream.built(layer, ids, weights, y, missed)
+        self._tell(guesses)
+        return y
+
+    def _tell(self, guesses: Sequence[mx.array]) -> None:
         if guesses and self.lookahead is not None:
             self.lookahead.tell(guesses)
-        return y

@@ -1,6 +1,6 @@
 """One MoE layer with experts that are not there: what is resident is computed while the rest is read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -65,12 +65,14 @@ def gather_in_waves(
     x: mx.array,
     ids: NDArray[Any],
     beside: Sequence[mx.array],
+    asked: Callable[[], None],
 ) -> tuple[mx.array, int]:
     """`(rows [..., K, H], experts that were missing)` for `x` `[..., H]` and router ids `[..., K]`.
 
     If the layer's distinct experts fit the bank, one Need asks for all that are missing. Otherwise they come in waves
     of half the bank, each expert asked for once: while one wave is computed, the next is read. `beside` is what else
-    may be computed meanwhile. A wave ends with nothing held but the slots that are still being read.
+    may be computed meanwhile. `asked` is called once the first Need is on its way: for what the loader may be told
+    after it. A wave ends with nothing held but the slots that are still being read.
     """
     residency, link = stream.residency, stream.link
     rows = _Rows(stream, layer, activation, x, ids)
@@ -90,6 +92,8 @@ def gather_in_waves(
         stream.stats.waves += 1
         mark = residency.next_mark()
         demand = link.ask(layer, wave, tokens=tokens, events=events)
+        if events:
+            asked()
         events = ()  # told once, by the first wave
         if waiting:
             mx.async_eval(beside)  # type: ignore[no-untyped-call]
