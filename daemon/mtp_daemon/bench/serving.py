@@ -74,6 +74,11 @@ class Service:
             raise EnvironmentFailure(f"the service could not answer: {error}") from error
         raise EnvironmentFailure("the answer ended without a word")
 
+    def prompt(self, tokens: int) -> list[int]:
+        """`tokens` ids that the model knows: 1, 2, 3, … and round again."""
+        vocabulary = int(self.client.status()["engine_facts"]["vocabulary"])
+        return [1 + i % (vocabulary - 1) for i in range(tokens)]
+
     def pids(self) -> dict[str, int]:
         """Of front, engine and loader."""
         children = self.client.status()["children"]

@@ -127,7 +127,7 @@ def unions(stats: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def activations(stats: Mapping[str, Any]) -> float:
     """Bytes that MLX held at the peak beyond what it held before the answer and the answer's caches."""
     held = float(stats["memory_start_bytes"] + stats["cache_bytes"])
-    return max(0.0, stats["memory_peak_bytes"] - held)
+    return max(0.0, float(stats["memory_peak_bytes"]) - held)
 
 
 def margins(logprobs: Sequence[TokenLogprobs]) -> list[float]:

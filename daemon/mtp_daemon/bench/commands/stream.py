@@ -1,138 +1,142 @@
-"""`mtp-bench stream MODEL`: streamed decoding by pool share, beside mlx-lm resident and the bound."""
+"""`mtp-bench stream MODEL`: streamed decoding by pool share, beside mlx-lm resident and the bound.
+
+Each cell runs the service and mlx-lm with everything resident in turn (A B A B …) on the same checkpoint and tokens,
+after one warm-up of both over the full length; ratios are paired, run by run. The bound is what perfect overlap would
+give: 1 / max(a token's compute with everything resident, its bytes / what plain threads read in parallel).
+
+  warm    the loader reads through the page cache, which holds the files
+  cold    the loader bypasses the page cache (O_DIRECT, F_NOCACHE), and it is dropped before each run
+  slowed  page cache warm, the reader slowed by a token bucket: --disk-gbps, or --disk-ratio, which chooses the speed at
+          which a token's reads take so many times its compute at that share: 0.1 1 4 is where Macs are
+
+  mtp-bench stream DIR                                      the whole table
+  mtp-bench stream DIR --shares 50 25 --disk-ratio 0.1 1 4  what the disk's speed makes of it
+  mtp-bench stream DIR --shares 25 --prompt-tokens 512      prefill
+"""
 
 import argparse
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mtp_daemon.bench.disk import drop_page_cache, read_bandwidth
-from mtp_daemon.bench.figures import Spread, paired_ratio, table
-from mtp_daemon.bench.resident import Resident
-from mtp_daemon.bench.serving import Served, serving
+from mtp_daemon.bench.footprint import Footprint
+from mtp_daemon.bench.peers import FORMAT, read_peers
+from mtp_daemon.bench.report import Report, add_output, emit
+from mtp_daemon.bench.resident import Answer, Resident
+from mtp_daemon.bench.serving import CHILDREN, Served, Service, disk_flags, serving
+from mtp_daemon.bench.steps import Steps
+from mtp_daemon.bench.stream_cells import Cell, Memory, Where, cell, gbps_for, speed_chart, stall_chart, text
+from mtp_daemon.errors import UserError
 from mtp_loader.store import open_source
+from mtp_loader.store.resolve import resolve_model
 
-
-@dataclass(frozen=True)
-class Cell:
-    """One pool share and cache state: paired runs of the service and of mlx-lm resident."""
-
-    share: int
-    cache: str
-    ratio: Spread
-    prefill_ratio: Spread
-    tok_per_s: Spread
-    resident_tok_per_s: Spread
-    of_bound: float
-    hit_rate: float
-    mb_per_token: float
-    stall_ms_per_token: float
-    exact: bool
+_BANDWIDTH_BYTES = 512 << 20
+_READERS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, help="packed store or mlx-lm checkpoint")
-    parser.add_argument("--reference", type=Path, help="the same model for mlx-lm (default: MODEL)")
+    parser.epilog = FORMAT
+    parser.add_argument("model", help="packed store or mlx-lm checkpoint; demo")
+    parser.add_argument("--reference", help="the same model for mlx-lm (default: MODEL)")
     parser.add_argument("--shares", type=int, nargs="+", default=[100, 50, 25, 10], help="pool in %% of all experts")
-    parser.add_argument("--cache", nargs="+", default=["warm", "cold"], choices=("warm", "cold"))
+    parser.add_argument("--cache", nargs="*", default=["warm", "cold"], choices=("warm", "cold"), help="(both)")
+    parser.add_argument("--disk-gbps", type=float, nargs="+", default=[], metavar="X", help="also slowed to X GB/s")
+    parser.add_argument("--disk-ratio", type=float, nargs="+", default=[], metavar="R", help="also reads R x compute")
     parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--disk-gbps", type=float, help="slow the loader's reads to so many GB/s")
+    parser.add_argument("--tokens", type=int, default=48, help="decoded in each run (48)")
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs a cell, after the warm-up (3)")
     parser.add_argument("--serve-flag", action="append", default=[], help="one more flag for mtpd serve; repeat it")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peers", type=Path, metavar="FILE", help="other programs' lines for the picture, see below")
+    add_output(parser, "tokens a second over pool share; of slowed disks also stall over disk speed")
 
 
 def run(args: argparse.Namespace) -> int:
-    source = open_source(args.model, widen=False)
-    record = max(bank.source_bytes for bank in source.geometry.banks)
-    if args.disk_gbps:
-        bandwidth = args.disk_gbps * 1e9
-    else:
-        bandwidth = read_bandwidth(source.files, record, 8, direct=True, total_bytes=512 << 20)
-    resident = Resident(args.reference or args.model)
+    """Exit code 1 where any token differs from mlx-lm's."""
+    if args.tokens < 2 or args.repeats < 1 or args.prompt_tokens < 1:
+        raise UserError("--tokens is 2 or more, --repeats and --prompt-tokens 1 or more")
+    if args.disk_ratio and not args.cache:
+        raise UserError("--disk-ratio needs a cell on the machine's own disk to know a token's bytes: --cache warm")
+    bench = _Bench.open(args)
     try:
-        cells = [
-            measure(args, source.files, resident, share, cache, bandwidth)
-            for share in args.shares
-            for cache in args.cache
-        ]
+        cells = [c for share in args.shares for c in bench.cells(share)]
     finally:
-        resident.close()
-    if args.json:
-        print(json.dumps([_plain(c) for c in cells]))
-    else:
-        print(f"disk: {bandwidth / 1e9:.2f} GB/s; every ratio is paired, run by run; median (min-max)")
-        print(table(HEADER, [_row(c) for c in cells]))
+        bench.steps.end()
+        bench.resident.close()
+    resident = cells[0].resident_tok_per_s.median
+    charts = {"speed": speed_chart(cells, read_peers(args.peers, resident) if args.peers else {})}
+    if any(c.where.gbps is not None for c in cells):
+        charts["stall"] = stall_chart(cells)
+    rates = ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in bench.bandwidth.items())
+    note = f"plain threads read, GB/s: {rates}; ratios are paired, run by run; median (min-max)"
+    results = {"bandwidth": bench.bandwidth, "cells": cells}
+    emit(args, "stream", Report(results, f"{note}\n{text(cells)}", charts))
     return 0 if all(c.exact for c in cells) else 1
 
 
-def measure(
-    args: argparse.Namespace, files: Sequence[Path], resident: Resident, share: int, cache: str, bandwidth: float
-) -> Cell:
-    """Warm both sides over the full length once, then measure them in turn."""
-    flags = ["--pool", f"{share}%", "--direct", "on" if cache == "cold" else "off", *args.serve_flag]
-    if args.disk_gbps:
-        flags += ["--disk-gbps", str(args.disk_gbps)]
-    prompt = list(range(1, args.prompt_tokens + 1))
-    served, reference = [], []
-    with serving(args.model, *flags) as service:
-        for repeat in range(args.repeats + 1):
-            if cache == "cold":
-                drop_page_cache(files)
-            ours, theirs = service.answer(prompt, args.tokens), resident.answer(prompt, args.tokens)
-            if repeat > 0:
+@dataclass(frozen=True)
+class _Bench:
+    """What all cells share. `bandwidth`: bytes a second by page cache, warm or cold."""
+
+    args: argparse.Namespace
+    model: Path
+    files: Sequence[Path]
+    resident: Resident
+    bandwidth: dict[str, float]
+    steps: Steps
+
+    @classmethod
+    def open(cls, args: argparse.Namespace) -> "_Bench":
+        model = resolve_model(args.model)
+        source = open_source(model, widen=False)
+        record = max(bank.source_bytes for bank in source.geometry.banks)
+        total = min(_BANDWIDTH_BYTES, sum(path.stat().st_size for path in source.files))
+        bandwidth = {}
+        if "cold" in args.cache:
+            bandwidth["cold"] = read_bandwidth(source.files, record, _READERS, True, total)
+        # Twice: the first brings the files into the page cache.
+        bandwidth["warm"] = [read_bandwidth(source.files, record, _READERS, False, total) for _ in range(2)][1]
+        places = len(args.cache) + len(args.disk_gbps) + len(args.disk_ratio)
+        steps = Steps(len(args.shares) * places * (args.repeats + 1))
+        resident = Resident(resolve_model(args.reference or args.model))
+        return cls(args, model, source.files, resident, bandwidth, steps)
+
+    def cells(self, share: int) -> Iterator[Cell]:
+        """The machine's own disk first: it says how many bytes a token takes."""
+        last: Cell | None = None
+        for cache in self.args.cache:
+            last = self._cell(Where(share, cache))
+            yield last
+        for gbps in self.args.disk_gbps:
+            yield self._cell(Where(share, "slowed", gbps))
+        for ratio in self.args.disk_ratio:
+            if last is not None and last.bytes_per_token > 0:  # where nothing is read no disk is slow
+                gbps = gbps_for(ratio, last.compute_s, last.bytes_per_token)
+                yield self._cell(Where(share, "slowed", gbps, ratio))
+
+    def _cell(self, where: Where) -> Cell:
+        direct = "on" if where.cache == "cold" else "off"
+        flags = ["--pool", f"{where.share}%", "--direct", direct, *disk_flags(where.gbps), *self.args.serve_flag]
+        served, reference = [], []
+        with serving(self.model, *flags) as service:
+            pids = service.pids()
+            with Footprint({role: pids[role] for role in CHILDREN}) as footprint:
+                self._pair(where, service, "warm-up")
+            for repeat in range(self.args.repeats):
+                ours, theirs = self._pair(where, service, f"pair {repeat + 1}")
                 served.append(ours)
                 reference.append(theirs)
-    compute_s = Spread.of([r.decode_s / (len(r.ids) - 1) for r in reference]).median
-    bytes_per_token = Spread.of([_decode_bytes(s) for s in served]).median
-    bound = 1 / max(compute_s, bytes_per_token / bandwidth)
-    speeds = [s.stats["tok_per_s"] for s in served]
-    return Cell(
-        share=share,
-        cache=cache,
-        ratio=paired_ratio(speeds, [r.tok_per_s for r in reference]),
-        prefill_ratio=paired_ratio([r.prefill_s for r in reference], [s.stats["ttft_s"] for s in served]),
-        tok_per_s=Spread.of(speeds),
-        resident_tok_per_s=Spread.of([r.tok_per_s for r in reference]),
-        of_bound=Spread.of(speeds).median / bound,
-        hit_rate=Spread.of([_hit_rate(s) for s in served]).median,
-        mb_per_token=bytes_per_token / 1e6,
-        stall_ms_per_token=Spread.of([s.stats["decode_stall_s"] / len(s.ids) * 1e3 for s in served]).median,
-        exact=all(s.ids == r.ids for s, r in zip(served, reference, strict=True)),
-    )
+            status = service.client.status()
+        known = status["pool"]["bytes"] + status["engine_facts"]["dense_bytes"]
+        memory = Memory(footprint.peak_sum, footprint.peak_sum - known)
+        bandwidth = self.bandwidth["cold" if where.cache == "cold" else "warm"]
+        if where.gbps is not None:
+            bandwidth = min(bandwidth, where.gbps * 1e9)
+        return cell(where, served, reference, bandwidth, memory)
 
-
-def _decode_bytes(served: Served) -> float:
-    return float(served.stats["decode_bytes_read"]) / max(1, len(served.ids) - 1)
-
-
-def _hit_rate(served: Served) -> float:
-    asked = served.stats["hits"] + served.stats["misses"]
-    return float(served.stats["hits"]) / asked if asked else 1.0
-
-
-HEADER = [
-    "pool, cache", "of resident", "of bound", "tok/s", "resident tok/s", "prefill of resident", "hit rate",
-    "MB a token", "stall ms a token", "exact",
-]  # fmt: skip
-
-
-def _row(cell: Cell) -> list[str]:
-    return [
-        f"{cell.share} %, {cell.cache}",
-        cell.ratio.text(3),
-        f"{cell.of_bound:.2f}",
-        cell.tok_per_s.text(),
-        cell.resident_tok_per_s.text(),
-        cell.prefill_ratio.text(2),
-        f"{cell.hit_rate:.1%}",
-        f"{cell.mb_per_token:.1f}",
-        f"{cell.stall_ms_per_token:.1f}",
-        "yes" if cell.exact else "NO",
-    ]
-
-
-def _plain(cell: Cell) -> dict[str, Any]:
-    return {k: v.__dict__ if isinstance(v, Spread) else v for k, v in cell.__dict__.items()}
+    def _pair(self, where: Where, service: Service, what: str) -> tuple[Served, Answer]:
+        self.steps.begin(f"{where.name}: {what}")
+        if where.cache == "cold":
+            drop_page_cache(self.files)
+        prompt = service.prompt(self.args.prompt_tokens)
+        return service.answer(prompt, self.args.tokens), self.resident.answer(prompt, self.args.tokens)
