@@ -127,6 +127,16 @@ def test_restarts_back_off_and_end() -> None:
     assert restarts.total == 5
 
 
+def test_time_in_service_is_no_time_to_wait_again() -> None:
+    """Clients wait for the next start: the seventh death in a row, each after a few seconds of service, is no reason to
+
+    let them wait for longer, and one right after it was ready is.
+    """
+    restarts = Restarts(limit=10)
+    assert [restarts.delay(6.0) for _ in range(7)] == [0.1] * 7
+    assert restarts.delay(1.0) == pytest.approx(4.0)
+
+
 class Sender:
     """Stands for the socket: takes `room` messages, or says that the client is gone."""
 

@@ -46,7 +46,11 @@ class Vigil:
 
 @dataclass
 class Restarts:
-    """Back-off, and an end to it. `settled_s` of service make the next death the first in a row again."""
+    """Back-off, and an end to it. `settled_s` of service make the next death the first in a row again.
+
+    The back-off bounds how often a child is started, so the time it was in service is part of it: one that dies a few
+    seconds after it was ready is started again at once.
+    """
 
     limit: int
     first_s: float = 0.1
@@ -63,5 +67,5 @@ class Restarts:
         if self.in_a_row > self.limit:
             return None
         self.total += 1
-        wait: float = min(self.longest_s, self.first_s * 2 ** (self.in_a_row - 1))
-        return wait
+        apart: float = min(self.longest_s, self.first_s * 2 ** (self.in_a_row - 1))
+        return max(self.first_s, apart - lived_ready_s)
