@@ -47,8 +47,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("restart_limit", int, 5, "restarts in a row before a child is given up", _F, 0, 100),
     Setting("log_dir", str, None, "where children's output is kept (auto: logs/ in the run directory)", _F, none=True),
     # the loader
-    Setting("readers", int, None, "threads that read experts", _L, 1, 64, none=True),
-    Setting("direct", str, "auto", "bypass the page cache", _L, choices=("auto", "on", "off")),
+    Setting("readers", int, None, "threads that read experts (auto: as mtp-bench io found, else by cores)", _L, 1, 64,
+            none=True),
+    Setting("direct", str, "auto", "bypass the page cache (auto: yes, unless mtp-bench io found otherwise)", _L,
+            choices=("auto", "on", "off")),
     Setting("policy", str, None, "which expert to give up: lru, …", _L, none=True),
     Setting("reserve", int, None, "free slots kept ahead in each bank", _L, 0, 1 << 20, none=True),
     Setting("verify", bool, False, "check every expert's checksum at each read, not at the first only", _L),

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_daemon.errors import EnvironmentFailure
@@ -14,10 +15,22 @@ from mtp_daemon.front.disk_probe import open_past_cache
 ALIGNMENT = 4096
 
 
-def read_bandwidth(
+@dataclass(frozen=True)
+class Read:
+    """What came, and how long it took."""
+
+    nbytes: int
+    seconds: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.nbytes / self.seconds
+
+
+def read_pieces(
     files: Sequence[Path], read_bytes: int, threads: int, direct: bool, total_bytes: int, seed: int = 0
-) -> float:
-    """Bytes a second of `threads` threads that read `read_bytes` at random aligned offsets, no two alike.
+) -> Read:
+    """`threads` threads read pieces of `read_bytes` at random aligned offsets, no two alike, `total_bytes` in all.
 
     `direct` bypasses the page cache (O_DIRECT; F_NOCACHE on macOS, which does not evict what is cached already).
     Raises EnvironmentFailure where the files are smaller than one read or the file system refuses.
@@ -51,7 +64,7 @@ def read_bandwidth(
         os.close(descriptor)
     if faults:
         raise EnvironmentFailure(f"reading failed: {faults[0]}")
-    return len(places) * read_bytes / seconds
+    return Read(len(places) * read_bytes, seconds)
 
 
 def drop_page_cache(files: Sequence[Path]) -> None:

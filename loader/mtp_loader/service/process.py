@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from mtp_loader.errors import EnvironmentFailure, LoaderError, UserError
+from mtp_loader.pool.disk_choice import recall
 from mtp_loader.pool.expert_reader import ExpertReader
 from mtp_loader.pool.shim import make_preadv
 from mtp_loader.service.lifeline import Lifeline
@@ -65,6 +66,7 @@ def _run(
     settings = parse_settings(args.settings)
     _raise_file_limit()
     source = open_source(args.model, widen=settings.widen, head=settings.head)
+    settings = settings.fitted(recall(settings.state_dir, source.files[0]))
     reader = ExpertReader(
         source,
         direct=settings.direct != "off",

@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from mtp_loader.errors import BadRequest
 from mtp_loader.policy.registry import DEFAULT, NAMES
+from mtp_loader.pool.disk_choice import DiskChoice
 from mtp_loader.pool.expert_reader import Verify
 from mtp_loader.pool.shim import ShimSettings
 
@@ -17,11 +18,12 @@ from mtp_loader.pool.shim import ShimSettings
 class LoaderSettings:
     """What the loader is told at its start.
 
-    `readers` 0: by the number of cores, 4 to 8. `reserve` None: by the bank (`reserve_slots`). `direct` "on" refuses to
-    start where the page cache cannot be passed by. `prefetch` reads ahead into spare slots what is predicted;
-    `state_dir` keeps what the predictor has learned, and `warm_start` fills a cold pool from it. `record_routing` is a
-    file that routing is appended to. `pin_share` bounds what pins take of a bank. A demand that has waited
-    `demand_limit_s` for a slot or a read fails. `shim` makes the disk slow or faulty, for tests and benchmarks.
+    `readers` 0: as found for this disk (`fitted`), else by the number of cores, 4 to 8. `reserve` None: by the bank
+    (`reserve_slots`). `direct` "on" refuses to start where the page cache cannot be passed by. `prefetch`
+    reads ahead into spare slots what is predicted; `state_dir` keeps what the predictor has learned, and `warm_start`
+    fills a cold pool from it. `record_routing` is a file that routing is appended to. `pin_share` bounds what pins take
+    of a bank. A demand that has waited `demand_limit_s` for a slot or a read fails. `shim` makes the disk slow or
+    faulty, for tests and benchmarks.
     """
 
     readers: int = 0
@@ -40,6 +42,13 @@ class LoaderSettings:
     demand_limit_s: float = 300.0
     stop_deadline_s: float = 5.0
     shim: ShimSettings = field(default_factory=ShimSettings)
+
+    def fitted(self, found: DiskChoice | None) -> "LoaderSettings":
+        """With what `mtp-bench io` found for the model's disk, where these settings leave it to us."""
+        if found is None:
+            return self
+        direct = self.direct if self.direct != "auto" or found.direct else "off"
+        return replace(self, readers=self.readers or found.readers, direct=direct)
 
     @property
     def threads(self) -> int:

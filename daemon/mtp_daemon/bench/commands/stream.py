@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtp_daemon.bench.disk import drop_page_cache, read_bandwidth
+from mtp_daemon.bench.disk import drop_page_cache, read_pieces
 from mtp_daemon.bench.footprint import Footprint
 from mtp_daemon.bench.peers import FORMAT, read_peers
 from mtp_daemon.bench.report import Report, add_output, emit
@@ -93,9 +93,10 @@ class _Bench:
         total = min(_BANDWIDTH_BYTES, sum(path.stat().st_size for path in source.files))
         bandwidth = {}
         if "cold" in args.cache:
-            bandwidth["cold"] = read_bandwidth(source.files, record, _READERS, True, total)
+            bandwidth["cold"] = read_pieces(source.files, record, _READERS, True, total).bytes_per_s
         # Twice: the first brings the files into the page cache.
-        bandwidth["warm"] = [read_bandwidth(source.files, record, _READERS, False, total) for _ in range(2)][1]
+        buffered = [read_pieces(source.files, record, _READERS, False, total) for _ in range(2)]
+        bandwidth["warm"] = buffered[1].bytes_per_s
         places = len(args.cache) + len(args.disk_gbps) + len(args.disk_ratio)
         steps = Steps(len(args.shares) * places * (args.repeats + 1))
         resident = Resident(resolve_model(args.reference or args.model))
