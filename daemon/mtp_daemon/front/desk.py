@@ -5,12 +5,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
-from mtp_daemon.errors import DaemonError, RequestError
+from mtp_daemon.errors import DaemonError, EnvironmentFailure, RequestError, RequestKind, UserError
 from mtp_daemon.front.clients import Clients
 from mtp_daemon.front.errands import Errands
 from mtp_daemon.front.lineup import Lineup
 from mtp_daemon.front.sessions import Sessions
+from mtp_loader.errors import EnvironmentFailure as LoaderEnvironmentFailure
 from mtp_loader.errors import LoaderError
+from mtp_loader.errors import UserError as LoaderUserError
 from mtp_loader.pool.layout import make_layout
 from mtp_protocol import client_messages as c
 from mtp_protocol import loader_messages as ld
@@ -62,7 +64,7 @@ class Desk:
         except RequestError as error:
             self._clients.refuse(client, message.ref, error)
         except (LoaderError, DaemonError) as error:
-            self._clients.refuse(client, message.ref, RequestError("bad_request", str(error)))
+            self._clients.refuse(client, message.ref, RequestError(_kind(error), str(error)))
 
     def _serve(self, client: bytes, message: c.FromClient, now: float) -> None:
         match message:
@@ -126,3 +128,14 @@ class Desk:
                 "unsupported", "the pool cannot grow beyond the size it was started with: restart with a larger --pool"
             )
         return wanted
+
+
+def _kind(error: LoaderError | DaemonError) -> RequestKind:
+    """Whose fault it is, as the wire says it: what the machine cannot do is no mistake of whoever asked."""
+    match error:
+        case UserError() | LoaderUserError():
+            return "bad_request"
+        case EnvironmentFailure() | LoaderEnvironmentFailure():
+            return "environment"
+        case _:
+            return "internal"

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from mtp_daemon.config import Settings
 from mtp_daemon.errors import RequestError
 from mtp_protocol.client_messages import Submit
+from mtp_protocol.codec import MAX_ITEMS, MAX_MESSAGE_BYTES
+from mtp_protocol.engine_messages import Start, to_engine
+from mtp_protocol.errors import ProtocolError
 
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
@@ -12,6 +15,8 @@ MAX_STOP_BYTES = 1024
 MAX_DEPTH = 32
 MAX_REQUESTS_PER_CLIENT = 64
 MAX_WAY = 64
+# Of one token's id in a message, and of a long array's length beside an empty one's.
+MAX_TOKEN_BYTES, _LENGTH_BYTES = 5, 4
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Limits:
     def check(self, submit: Submit) -> int:
         """The answer's length in tokens; raises RequestError naming the field."""
         self._check_prompt(submit)
+        self._check_ids(submit)
         if len(submit.stop) > MAX_STOPS or any(not 0 < len(s.encode()) <= MAX_STOP_BYTES for s in submit.stop):
             raise RequestError("bad_request", f"stop: at most {MAX_STOPS} texts of 1 to {MAX_STOP_BYTES} bytes each")
         if submit.speculation is not None and len(submit.speculation) > MAX_WAY:
@@ -42,6 +48,8 @@ class Limits:
             return min(self.default_max_tokens, self.context)
         if asked < 0:
             raise RequestError("bad_request", f"max_tokens must not be negative ({asked})")
+        if asked > MAX_ITEMS:
+            raise RequestError("too_long", f"max_tokens {asked} is more than any answer may have ({MAX_ITEMS})")
         if asked > self.context:
             raise RequestError("too_long", f"max_tokens {asked} is more than the service's context of {self.context}")
         return asked
@@ -52,14 +60,36 @@ class Limits:
         size = len((submit.prompt or "").encode()) + len((submit.system or "").encode())
         if size > self.max_prompt_bytes:
             raise RequestError("too_long", f"the prompt has {size} bytes; the limit is {self.max_prompt_bytes}")
+
+    def _check_ids(self, submit: Submit) -> None:
         if submit.prompt_ids is None:
             return
+        if submit.system is not None:
+            raise RequestError("bad_request", "system goes with prompt; prompt_ids are read as they are: put it there")
         if not submit.prompt_ids:
             raise RequestError("bad_request", "the prompt is empty: give at least one token")
         if len(submit.prompt_ids) > self.context:
             raise RequestError(
                 "too_long", f"the prompt has {len(submit.prompt_ids)} tokens; the context is {self.context}"
             )
+
+
+def check_start(start: Start) -> None:
+    """The engine must be able to get it, now and once more with the whole answer after a crash.
+
+    Raises RequestError with the limit: what does not fit one message is refused before it is accepted.
+    """
+    answer = MAX_TOKEN_BYTES * start.max_tokens + _LENGTH_BYTES
+    try:
+        size = len(to_engine.encode(start))
+    except ProtocolError as error:
+        raise RequestError("too_long", f"the request does not fit one message to the engine: {error}") from error
+    if size + answer > MAX_MESSAGE_BYTES:
+        raise RequestError(
+            "too_long",
+            f"the request takes {size} bytes and its answer may take {answer}; together they may take "
+            f"{MAX_MESSAGE_BYTES}: shorten the prompt or lower max_tokens",
+        )
 
 
 def limits_of(settings: Settings) -> Limits:

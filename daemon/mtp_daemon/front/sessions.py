@@ -13,7 +13,7 @@ from typing import assert_never
 
 from mtp_daemon.errors import DaemonBug, RequestError, RequestKind
 from mtp_daemon.front.fair_queue import FairQueue
-from mtp_daemon.front.limits import MAX_REQUESTS_PER_CLIENT, Limits
+from mtp_daemon.front.limits import MAX_REQUESTS_PER_CLIENT, Limits, check_start
 from mtp_daemon.front.request import Audience, Request, Stream, surplus
 from mtp_daemon.front.token_log import Run
 from mtp_protocol import client_messages as c
@@ -56,6 +56,7 @@ class Sessions:
         if self._audience.followed(client) >= MAX_REQUESTS_PER_CLIENT:
             raise RequestError("busy", f"this client has {MAX_REQUESTS_PER_CLIENT} requests already")
         request = Request(secrets.token_bytes(16), client, submit, max_tokens, now)
+        check_start(request.start())
         self.requests[request.id] = request
         self.queue.put(client, request)
         self.counts["accepted"] += 1

@@ -18,7 +18,6 @@ from mtp_loader.service.pool_service import PoolService
 from mtp_loader.service.settings import LoaderSettings
 from mtp_loader.service.sockets import ExpertSocket, FrontSocket
 from mtp_loader.service.stats import facts, statistics
-from mtp_protocol.errors import ProtocolError
 from mtp_protocol.geometry import PoolLayout
 from mtp_protocol.loader_messages import (
     Beat,
@@ -114,11 +113,7 @@ class LoaderLoop:
 
     def _hear_front(self) -> None:
         for message in self._front.receive():
-            if isinstance(message, ProtocolError):
-                log.warning("a message of the front's is none: %s", message)
-                self._front.send(Failed("bad_request", str(message)))
-            else:
-                self._obey(message)
+            self._obey(message)
 
     def _obey(self, message: ToLoader) -> None:
         match message:

@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class FrontSocket:
-    """A DEALER to the front; a message that is none is counted and answered by `refused`."""
+    """A DEALER to the front; a message that is none is counted, logged and dropped: it is a bug of ours, and
+
+    answers go on without it.
+    """
 
     def __init__(self, context: "zmq.Context[Any]", address: str, epoch: int) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -33,7 +36,7 @@ class FrontSocket:
     def send(self, message: FromLoader) -> None:
         self.socket.send(from_loader.encode(message), zmq.NOBLOCK)
 
-    def receive(self) -> Iterator[ToLoader | ProtocolError]:
+    def receive(self) -> Iterator[ToLoader]:
         """What is there now."""
         while True:
             try:
@@ -44,7 +47,7 @@ class FrontSocket:
                 message = from_front.decode(body)
             except ProtocolError as error:
                 self.bad_messages += 1
-                yield error
+                log.warning("dropped %d bytes from the front: %s", len(body), error)
             else:
                 yield message
 
