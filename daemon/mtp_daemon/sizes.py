@@ -31,6 +31,10 @@ class PoolRequest:
     nbytes: int | None = None
     share: float | None = None
 
+    @property
+    def auto(self) -> bool:
+        return self.nbytes is None and self.share is None
+
 
 def parse_pool(text: str) -> PoolRequest:
     """Raises UserError for anything but a size, a percentage above 0 and up to 100, and "auto"."""

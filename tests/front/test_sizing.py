@@ -48,7 +48,25 @@ def test_share_and_size() -> None:
     geometry, memory, needs = model(), Memory(16 * GIB, GIB), Needs(0, 0)
     assert pool_bytes(PoolRequest(share=0.25), geometry, memory, needs) == round(geometry.expert_bytes / 4)
     assert pool_bytes(PoolRequest(nbytes=GIB), geometry, memory, needs) == GIB
-    assert pool_bytes(PoolRequest(nbytes=1 << 50), geometry, memory, needs) == geometry.expert_bytes
+    assert pool_bytes(PoolRequest(nbytes=1 << 50), geometry, Memory(64 * GIB, GIB), needs) == geometry.expert_bytes
+
+
+def test_a_size_that_no_memory_holds_is_refused() -> None:
+    """A pool that the machine could only swap, and a context whose caches alone fill it, are refused before a start."""
+    memory = Memory(16 * GIB, 12 * GIB)
+    assert pool_bytes(PoolRequest(nbytes=8 * GIB), model(), memory, Needs(2 * GIB, GIB)) == 8 * GIB
+    with pytest.raises(EnvironmentFailure, match="lower --pool or --context"):
+        pool_bytes(PoolRequest(nbytes=14 * GIB), model(), memory, Needs(2 * GIB, GIB))
+    for asked in (PoolRequest(nbytes=8 * GIB), PoolRequest()):
+        with pytest.raises(EnvironmentFailure):
+            pool_bytes(asked, model(), memory, Needs(2 * GIB, 12 * GIB))
+
+
+def test_a_size_one_byte_too_small_does_not_look_large_enough() -> None:
+    """That 40 MiB are too small and at least 40 MiB are needed helps nobody."""
+    geometry = model(row=1 << 20)
+    with pytest.raises(UserError, match=r"\(1 too few\)"):
+        pool_bytes(PoolRequest(nbytes=geometry.minimum_bytes - 1), geometry, Memory(GIB, GIB), Needs(0, 0))
 
 
 def test_too_small_says_the_minimum() -> None:

@@ -80,6 +80,14 @@ def test_resize_gives_memory_back(front: FrontProcess, model: Path) -> None:
         assert region_bytes(front) > 2 * small
 
 
+def test_resize_auto_takes_what_is_free_up_to_the_region(front: FrontProcess) -> None:
+    """What the pool holds already is no memory that is missing, and auto never asks for more than there is room for."""
+    with front.client() as client:
+        whole = sum(client.resize("100%")["slots"])
+        assert sum(client.resize("40%")["slots"]) < whole
+        assert sum(client.resize("auto")["slots"]) == whole
+
+
 def test_pressure_shrinks_and_a_new_loader_is_told(front: FrontProcess, model: Path, psi: Path) -> None:
     """The machine is short of memory: the pool gives way by itself, and a loader that starts then gets no more.
 

@@ -10,6 +10,7 @@ from mtp_daemon.front.clients import Clients
 from mtp_daemon.front.errands import Errands
 from mtp_daemon.front.lineup import Lineup
 from mtp_daemon.front.sessions import Sessions
+from mtp_daemon.sizes import parse_pool
 from mtp_loader.errors import EnvironmentFailure as LoaderEnvironmentFailure
 from mtp_loader.errors import LoaderError
 from mtp_loader.errors import UserError as LoaderUserError
@@ -113,11 +114,17 @@ class Desk:
         self._errands.calibrate(client, message, now)
 
     def _slots(self, pool: str) -> tuple[int, ...]:
-        """Slots of each bank for a new size of the pool. The region stays as large as it was made."""
+        """Slots of each bank for a new size of the pool. The region stays as large as it was made: "auto" is at most
+
+        that, and any other size beyond it is refused.
+        """
         geometry, layout = self._lineup.geometry, self._lineup.layout
         if geometry is None or layout is None:
             raise RequestError("environment", "there is no pool yet; try again later")
-        wanted = self._layout_of(geometry, self._bytes_for(pool, geometry), layout)
+        nbytes = self._bytes_for(pool, geometry)
+        if parse_pool(pool).auto:
+            nbytes = min(nbytes, sum(geometry.banks[bank.bank].slot_bytes * bank.slots for bank in layout.banks))
+        wanted = self._layout_of(geometry, nbytes, layout)
         return tuple(bank.slots for bank in wanted.banks)
 
     @staticmethod

@@ -81,7 +81,8 @@ class Front:
         self._pool_size = PoolSize(self._lineup, pressure_source(settings.pressure))
         self._desk = Desk(
             shown(model), self._clients, self._sessions, self._lineup, self._errands,
-            self._status, self._drain, budget.nbytes, self._pool_size.want,
+            self._status, self._drain, lambda pool, geometry: budget.nbytes(pool, geometry, self._pool_size.held_bytes),
+            self._pool_size.want,
         )  # fmt: skip
         self._watchdog, self._warm = Watchdog(), WarmStart(say)
         self._metrics = MetricsFeed(settings.metrics, self._status, self._lineup.totals)

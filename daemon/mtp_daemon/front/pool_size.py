@@ -35,6 +35,16 @@ class PoolSize:
         minimum = tuple(geometry.minimum_slots(bank.bank) for bank in geometry.banks)
         return limits(self._policy.share, wanted, minimum)
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the dense weights and the pool's filled slots take now."""
+        lineup = self._lineup
+        dense, filled = lineup.facts.get("dense_bytes"), lineup.loader.facts.get("resident")
+        held = dense if isinstance(dense, int) and lineup.engine.state == "ready" else 0
+        if lineup.layout is not None and isinstance(filled, int):
+            held += lineup.layout.nbytes * filled // sum(bank.slots for bank in lineup.layout.banks)
+        return held
+
     def want(self, slots: tuple[int, ...]) -> tuple[int, ...]:
         """The user asks for this size; what it becomes, now that pressure may hold it down. The caller tells it."""
         self._wanted = slots
