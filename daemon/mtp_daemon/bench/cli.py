@@ -13,6 +13,7 @@ COMMANDS = {
     "synth": "write a checkpoint of any size whose routing follows a plan",
     "io": "what the disk gives, by read size, threads and cache",
     "spec": "speculation by depth, against plain decoding on the same service",
+    "serve": "many clients at once: first tokens, time a token, fairness, what the front adds",
     "stream": "decode and prefill by pool share, beside mlx-lm with everything resident and the disk's bound",
 }
 _EPILOG = """\

@@ -40,15 +40,20 @@ class Clock:
     def token(self) -> None:
         """A run was committed."""
         if self.first is None:
-            self.first, self.first_at_s = time.perf_counter(), time.monotonic()
+            self.first = time.perf_counter()
+
+    def sent(self) -> None:
+        """Tokens are handed to the I/O thread."""
+        if self.first_at_s is None:
+            self.first_at_s = time.monotonic()
 
     def numbers(self, decoded: dict[str, Any], answer_tokens: int, delivered: int) -> dict[str, Any]:
         """`decoded` is `Decoder.stats()`; of its committed tokens `dropped` are not in the answer: they came after
 
         its end, or are a stop string. `tok_per_s` counts from the end of prefill. `delivered`: tokens of the answer
         that an engine before this one had sent. `decode_bytes_read`: all that came during decode, asked for or not.
-        `first_at_s`: when the first run was committed, on the machine's monotonic clock, which other processes read
-        too. `unions`: tokens of a forward → distinct experts of a layer → how often. Memory is what MLX holds, the
+        `first_at_s`: when the first tokens were sent, on the machine's monotonic clock, which other processes read too.
+        `unions`: tokens of a forward → distinct experts of a layer → how often. Memory is what MLX holds, the
         pool with it on the CPU backend.
         """
         now = time.perf_counter()

@@ -113,6 +113,7 @@ class _Answer:
             return
         count = len(piece.ids)
         logprobs, self._logprobs = tuple(self._logprobs[:count]), self._logprobs[count:]
+        self._clock.sent()
         self._send(Tokens(self._start.request, piece.seq, piece.ids, piece.text, logprobs))
 
     def _finished(self, reason: Reason, decoded: dict[str, object]) -> Finished:
