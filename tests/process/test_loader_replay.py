@@ -80,7 +80,10 @@ class Forwards:
 def test_a_replay_counts_what_the_loader_counted(
     tmp_path: Path, model: Path, policy: str, slots: int, reserve: int
 ) -> None:
-    """Recalls ahead, layers told of late, forwards reported late: a replay follows the loader in all of it."""
+    """Recalls ahead, layers told of late, forwards reported late: a replay follows the loader in all of it.
+
+    Without prefetching: what is read ahead, and so what it displaces, depends on how fast the disk was.
+    """
     file = tmp_path / "routing"
     settings = {"policy": policy, "reserve": reserve, "record_routing": str(file)}
     with scripted_front(tmp_path, model, **settings) as front:

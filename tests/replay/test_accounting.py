@@ -8,7 +8,7 @@ from mtp_loader.policy.interface import Event, key_of
 from mtp_loader.policy.registry import CLAIRVOYANT, NAMES
 from mtp_loader.replay.disk import Machine
 from mtp_loader.replay.run import make_banks, replay
-from mtp_loader.replay.table import maker
+from mtp_loader.replay.table import Plan, maker, rows
 from mtp_loader.replay.timeline import Timeline, make_predictor
 from mtp_loader.replay.trace import DECODE, Forward, LayerFacts, Trace
 from support.traces import made_up_events
@@ -106,5 +106,13 @@ def test_without_a_predictor_the_timeline_is_the_plain_replay() -> None:
     line = Timeline(trace, maker("forecast"), {0: 16}, 2, Machine(1e4, 0.001), None)
     line.run()
     plain = replay(trace, maker("forecast"), {0: 16}, 2)[DECODE]
+    assert plain.events == 160
     assert line.tallies[DECODE] == plain
     assert line.timing.stall_s == pytest.approx(plain.read_bytes / 1e4)
+
+
+def test_a_layer_that_did_not_run_takes_no_time() -> None:
+    """The MTP head's layer runs only where drafts are made; without a predictor every layer was counted each time."""
+    trace = trace_of([visit(0, 1, 2), visit(1, 1, 2), visit(0, 1, 3), visit(0, 2, 3)], 2, 8)
+    plan = Plan(("lru",), (1.0,), ("none", "blend"), Machine(1e4, 0.5))
+    assert [row.compute_s for row in rows(trace, plan)] == [2.0, 2.0]

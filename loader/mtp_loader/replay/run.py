@@ -18,9 +18,13 @@ MakePolicy = Callable[[Sequence[Event]], Policy]
 
 @dataclass
 class Tally:
-    """Counts of one phase. `hits + misses == requests`; `read_bytes` is the misses times their layers' sizes."""
+    """Counts of one phase. `hits + misses == requests`; `read_bytes` is the misses times their layers' sizes.
+
+    `events` are layers that ran: a forward without speculation does not run the MTP head's.
+    """
 
     forwards: int = 0
+    events: int = 0
     tokens: int = 0
     requests: int = 0
     hits: int = 0
@@ -121,6 +125,7 @@ def replay(
     for forward in trace.forwards:
         tally = tallies[forward.phase]
         tally.forwards += 1
+        tally.events += len(forward.events)
         tally.tokens += token_count(forward)
         for event in forward.events:
             missing = bank_of[event.layer].request(event)

@@ -112,7 +112,7 @@ def _row(trace: Trace, plan: Plan, what: _Combination) -> Row:
     slots, make = trace.slots(share), maker(name)
     if predictor == "none":
         tally = counted(replay(trace, make, slots, plan.reserve))
-        compute = plan.machine.compute_s * tally.forwards * len(trace.layers)
+        compute = plan.machine.compute_s * tally.events
         read_s = tally.read_bytes / plan.machine.bandwidth
         stall, bound, coverage, waste, nbytes = read_s, max(compute, read_s), 0.0, 0.0, tally.read_bytes
     else:

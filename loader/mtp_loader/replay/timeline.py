@@ -132,6 +132,7 @@ class Timeline:
     def _forward(self, forward: Forward) -> None:
         tally, ahead = self.tallies[forward.phase], self.ahead
         tally.forwards += 1
+        tally.events += len(forward.events)
         tally.tokens += token_count(forward)
         hints = _by_sender(forward.hints, self.trace)
         if self.predicting:
