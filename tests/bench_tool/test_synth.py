@@ -11,13 +11,16 @@ from mlx_lm.models.switch_layers import SwitchGLU
 from mlx_lm.utils import load
 
 from mtp_daemon.bench.cli import main
-from mtp_daemon.bench.routing_plan import random_plan, trace_plan
+from mtp_daemon.bench.recorded import Recorded, read_recorded
+from mtp_daemon.bench.routing_plan import random_plan, recorded_plan
 from mtp_daemon.bench.synth import Shape
 from mtp_daemon.errors import UserError
 
 SMALL = ["--layers", "4", "--experts", "16", "--top-k", "4", "--hidden", "128", "--inner", "64", "--tokens", "64"]
 
-TRACE = """# route_trace v1
+TRACE = """# route_trace v1 model=m n_expert=8
+# layer=0 expert_bytes=10
+# layer=1 expert_bytes=10
 turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
 0,0,0,0,0,9,1.0,0,0
 0,1,0,0,0,3,0.6,0,0
@@ -61,10 +64,23 @@ def test_the_router_follows_the_plan_and_decoding_walks_it(
 def test_a_trace_s_decode_steps_are_the_plan(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(TRACE)
-    plan = trace_plan(path, layers=2, tokens=4, experts=8, top_k=2)
+    plan = recorded_plan(read_recorded(path), layers=2, tokens=4, experts=8, top_k=2)
     assert plan[0].tolist()[:3] == [[3, 1], [5, 3], [3, 1]], "its own experts first, then the most recent ones"
     assert all(2 in row for row in plan[1].tolist())
     assert all(len(set(row)) == 2 for row in plan.reshape(-1, 2).tolist())
+
+
+def test_more_experts_than_were_recorded_share_the_top_k_and_are_all_used(tmp_path: Path) -> None:
+    steps = tuple({0: (step % 4, (step + 1) % 4)} for step in range(8))
+    plan = recorded_plan(Recorded((0,), 4, steps), layers=1, tokens=8, experts=8, top_k=4)
+    assert plan[0, 0].tolist() == [0, 4, 1, 5], "the second lot runs half a recording later: step 4 begins at 0 again"
+    assert {e for row in plan[0].tolist() for e in row} == set(range(8))
+    assert all(sum(e < 4 for e in row) == 2 for row in plan[0].tolist())
+
+
+def test_the_hottest_experts_are_those_that_most_steps_used() -> None:
+    steps = ({0: (1, 2), 1: (7, 8)}, {0: (1, 3), 1: (7, 9)}, {0: (1, 2)})
+    assert Recorded((0, 1), 10, steps).hottest(3) == ((0, 1), (0, 2), (1, 7))
 
 
 def test_what_cannot_be_made_is_refused_before_anything_is_written(

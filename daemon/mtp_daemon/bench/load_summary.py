@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from mtp_daemon.bench.figures import jain, percentile, table
@@ -61,7 +62,7 @@ def ttft(asked: Asked) -> float:
 def token_times(asked: Asked) -> list[float]:
     """Of every token after the first run: its run's gap to the run before, shared by the tokens of the run."""
     times = []
-    for (before, _), (at, count) in zip(asked.runs, asked.runs[1:], strict=False):
+    for (before, _), (at, count) in pairwise(asked.runs):
         times += [(at - before) / count] * count
     return times
 

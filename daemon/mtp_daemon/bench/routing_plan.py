@@ -1,15 +1,17 @@
-"""Which experts each token of a synthetic checkpoint goes to: a recorded trace, or random.
+"""Which experts each token of a synthetic checkpoint goes to: recorded routing, or random.
 
 A plan is an int array `[layers, tokens, top_k]` of expert numbers, distinct along the last axis. Uniform random routing
 says nothing about caching; it is here to compare with published figures that were taken on it, and says its name.
 """
 
-import csv
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from mtp_daemon.errors import UserError
+from mtp_daemon.bench.recorded import Recorded, read_recorded
+from mtp_daemon.bench.serving import serving
+from mtp_protocol.sampling import Sampling
 
 Plan = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
 
@@ -20,38 +22,41 @@ def random_plan(layers: int, tokens: int, experts: int, top_k: int, seed: int) -
     return order[..., :top_k]
 
 
-def trace_plan(path: Path, layers: int, tokens: int, experts: int, top_k: int) -> Plan:
-    """Routing of the decode phase of a `route_trace` CSV, reshaped to this model.
+def recorded_plan(recorded: Recorded, layers: int, tokens: int, experts: int, top_k: int) -> Plan:
+    """The recording's decode steps, reshaped to this model.
 
-    Expert numbers beyond `experts` fold onto it, layers beyond the trace's repeat it half a trace later, and a smaller
-    top-k in the trace is filled with the experts the same layer used in the tokens before: its own recent set.
+    Layers beyond the recording's repeat it half a recording later. Of more experts than it knows, each further lot of
+    as many is routed as if by the recording begun elsewhere, and the lots share the top-k; fewer are folded onto. Where
+    the recording names too few, the experts that the same layer used last fill up: its own recent set.
     """
-    steps = _decode_steps(path)
-    known = max(layer for step in steps for layer in step) + 1
+    known, length = len(recorded.layers), len(recorded.steps)
+    lots = max(1, experts // recorded.experts)
     plan = np.zeros((layers, tokens, top_k), dtype=np.int64)
     for layer in range(layers):
-        shift = (layer // known) * len(steps) // 2
-        recent: list[int] = list(range(experts))
+        shift = (layer // known) * length // 2
+        recent = list(range(experts))
         for token in range(tokens):
-            chosen = steps[(token + shift) % len(steps)].get(layer % known, [])
-            picked = list(dict.fromkeys(e % experts for e in chosen))[:top_k]
+            rows = [
+                _row(recorded, recorded.layers[layer % known], token + shift + lot * length // lots, lot, experts)
+                for lot in range(lots)
+            ]
+            in_turn = [row[rank] for rank in range(max(map(len, rows))) for row in rows if rank < len(row)]
+            picked = list(dict.fromkeys(in_turn))[:top_k]
             picked += [e for e in recent if e not in picked][: top_k - len(picked)]
             recent = picked + [e for e in recent if e not in picked]
             plan[layer, token] = picked
     return plan
 
 
-def _decode_steps(path: Path) -> list[dict[int, list[int]]]:
-    steps: dict[tuple[int, int], dict[int, list[int]]] = {}
-    with path.open(newline="") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        needed = {"turn", "phase", "step", "layer", "expert"}
-        if not needed <= set(rows.fieldnames or ()):
-            raise UserError(f"{path} is no routing trace: it lacks {sorted(needed - set(rows.fieldnames or ()))}")
-        for row in rows:
-            if row["phase"] == "1":
-                step = steps.setdefault((int(row["turn"]), int(row["step"])), {})
-                step.setdefault(int(row["layer"]), []).append(int(row["expert"]))
-    if not steps:
-        raise UserError(f"{path} records no decode step")
-    return [steps[key] for key in sorted(steps)]
+def _row(recorded: Recorded, layer: int, step: int, lot: int, experts: int) -> list[int]:
+    chosen = recorded.steps[step % len(recorded.steps)].get(layer, ())
+    return [(e + lot * recorded.experts) % experts for e in chosen]
+
+
+def demo_routing(tokens: int) -> Recorded:
+    """The demo model's own routing while it writes `tokens` tokens: sampled, for greedily it would repeat itself."""
+    with tempfile.TemporaryDirectory(prefix="mtpd-bench-") as directory:
+        recording = Path(directory) / "routing"
+        with serving("demo", "--pool", "100%", "--record-routing", str(recording)) as service:
+            service.answer(service.prompt(8), tokens + 1, sampling=Sampling(temperature=0.8, seed=7))
+        return read_recorded(recording)

@@ -20,6 +20,7 @@ READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 BOOKS_TIMEOUT_S = 5.0  # the loader tells of itself each second
 CHILDREN = ("engine", "loader")
+_GREEDY = Sampling()
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,11 @@ class Service:
         self.run_directory = run_directory
 
     def answer(
-        self, ids: Sequence[int], n: int, *, speculation: str = "off", depth: int = 0, logprobs: int = 0
+        self, ids: Sequence[int], n: int, *, speculation: str = "off", depth: int = 0, sampling: Sampling = _GREEDY
     ) -> Served:
-        """Decode `n` tokens greedily after the prompt `ids`; raises EnvironmentFailure where the request fails."""
+        """Decode up to `n` tokens after the prompt `ids`; raises EnvironmentFailure where the request fails."""
         got: list[int] = []
         told: list[TokenLogprobs] = []
-        sampling = Sampling(logprobs=logprobs)
         events = self.client.generate(
             prompt_ids=tuple(ids), max_tokens=n, raw=True, sampling=sampling, speculation=speculation, depth=depth
         )

@@ -24,6 +24,7 @@ from mtp_daemon.bench.spec_text import chart, text
 from mtp_daemon.bench.steps import Steps
 from mtp_daemon.errors import UserError
 from mtp_loader.store.resolve import resolve_model
+from mtp_protocol.sampling import Sampling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +79,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _margins(args: argparse.Namespace, plan: Plan, service: Service) -> list[float]:
-    return margins(service.answer(plan.prompt, plan.tokens, logprobs=2).logprobs) if args.margins else []
+    return (
+        margins(service.answer(plan.prompt, plan.tokens, sampling=Sampling(logprobs=2)).logprobs)
+        if args.margins
+        else []
+    )
 
 
 def _ids(measured: Measured, judge: list[int]) -> dict[str, Any]:

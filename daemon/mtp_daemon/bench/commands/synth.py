@@ -1,11 +1,24 @@
-"""`mtp-bench synth DIR`: a synthetic checkpoint; says what it wrote."""
+"""`mtp-bench synth DIR`: a synthetic checkpoint of any size with a real shape; says what it wrote.
+
+Its router follows a plan, so that hit rates mean something: recorded routing (what `mtpd serve --record-routing FILE`
+wrote, or a CSV of token, layer, rank rows), the demo model's own while it writes text, or uniform random, which says
+nothing about caching and is there to compare with figures that were taken on it. Greedy decoding from token t walks the
+plan from its row t on. The text is no text; the config says that the model is synthetic, and how it was made.
+
+  mtp-bench synth /data/synthetic --size 4GiB --routing demo
+  mtp-bench synth /data/synthetic --family qwen3_next --layers 48 --experts 512 --top-k 10 --routing FILE
+  mtp-loader pack /data/synthetic /data/packed
+"""
 
 import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mtp_daemon.bench.routing_plan import Plan, random_plan, trace_plan
+from mtp_daemon.bench.recorded import read_recorded
+from mtp_daemon.bench.report import Report, add_output, emit
+from mtp_daemon.bench.routing_plan import Plan, demo_routing, random_plan, recorded_plan
+from mtp_daemon.bench.steps import Steps
 from mtp_daemon.bench.synth import Shape, write
 from mtp_daemon.bench.word_tokenizer import write_word_tokenizer
 from mtp_daemon.errors import UserError
@@ -22,9 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--routing",
         default="random",
-        help="a recorded routing trace (CSV) to follow, or 'random': uniform, which says nothing about caching",
+        metavar="FILE|demo|random",
+        help="recorded routing to follow, the demo model's, or uniform random (random)",
     )
     parser.add_argument("--seed", type=int, default=0)
+    add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,24 +51,28 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--size is a number of bytes such as 4GiB, not {args.size!r}")
         layers = max(4, wanted // (shape.expert_bytes * shape.experts))
         shape = replace(shape, layers=layers)
-    write(args.directory, shape, _plan(args, shape), args.routing, args.seed, _progress, write_word_tokenizer)
-    print(
+    plan = _plan(args, shape)
+    steps = Steps(shape.layers)
+    write(args.directory, shape, plan, args.routing, args.seed, lambda n, _: steps.begin(f"{n} layers written"),
+          write_word_tokenizer)  # fmt: skip
+    steps.end()
+    text = (
         f"{args.directory}: synthetic {shape.family}, {shape.layers} layers x {shape.experts} experts, "
         f"top-{shape.top_k}, {shape.expert_bytes / 1e6:.2f} MB each, {shape.total_expert_bytes / 1e6:.0f} MB; "
         f"routing: {args.routing}"
     )
+    emit(args, "synth", Report({"shape": shape, "expert_bytes": shape.total_expert_bytes}, text))
     return 0
 
 
 def _plan(args: argparse.Namespace, shape: Shape) -> Plan:
     if args.routing == "random":
         return random_plan(shape.layers, shape.tokens, shape.experts, shape.top_k, args.seed)
-    path = Path(args.routing)
-    if not path.is_file():
-        raise UserError(f"there is no routing trace {path}; give a CSV file, or --routing random")
-    return trace_plan(path, shape.layers, shape.tokens, shape.experts, shape.top_k)
-
-
-def _progress(done: int, total: int) -> None:
-    end = "\n" if done == total else ""
-    print(f"\rlayer {done} of {total}", end=end, file=sys.stderr, flush=True)
+    if args.routing == "demo":
+        print("the demo model writes, its routing is recorded", file=sys.stderr)
+        recorded = demo_routing(shape.tokens)
+    elif Path(args.routing).is_file():
+        recorded = read_recorded(Path(args.routing))
+    else:
+        raise UserError(f"there is no routing trace {args.routing}; give a recording, or --routing demo or random")
+    return recorded_plan(recorded, shape.layers, shape.tokens, shape.experts, shape.top_k)
