@@ -179,5 +179,6 @@ def test_used_names_the_tokens_that_were_drafted(checkpoints: dict[str, Path]) -
         for _ in range(3):
             decoding.round(3)
         want = [(last, *drafted.paths()[0].tokens) for last, drafted in kept]
+        on.stream.settle()
         until("the loader hears of every verify", lambda: len(verifies(loader)) >= len(want))
         assert verifies(loader) == want
