@@ -40,17 +40,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("prompt", help='the prompt; "-" reads it from standard input')
+    add("prompt", help='the prompt; "-" reads it from standard input, and drops one newline at its end')
     add("-n", "--max-tokens", type=int, metavar="N", help="at most N tokens (default: the service's)")
     add("--run-dir", metavar="D", help="the service's run directory (default: $MTPD_RUN_DIR, else the user's own)")
     add("--server", metavar="tcp://HOST:PORT", help="a service elsewhere; needs both keys (see mtpd keygen --help)")
     add("--server-key", metavar="FILE", help="with --server: its public key")
     add("--key", metavar="FILE", help="with --server: our secret key")
-    add("--raw", action="store_true", help="give the model the text as it is, without its chat template")
+    add("--raw", action="store_true", help="give the model the text as it is: no chat template, no newline dropped")
     add("--system", metavar="TEXT", help="a system message before the prompt")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text (may be repeated)")
     add("--json", action="store_true", help="one JSON object a line: accepted, progress, tokens, finished or failed")
-    add("--stats", action="store_true", help="speed, hit rate and acceptance, on standard error, after the answer")
+    add(
+        "--stats", action="store_true", help="speed, hits and drafts, on standard error, after the answer (all: --json)"
+    )
     sampling = parser.add_argument_group("sampling (greedy unless --temperature is above 0)")
     add = sampling.add_argument
     add("--temperature", type=float, metavar="T")
@@ -88,6 +90,12 @@ def _sampling(args: argparse.Namespace) -> Sampling:
     return Sampling(**given)
 
 
+def _read_prompt(*, raw: bool) -> str:
+    """Standard input, so that `echo TEXT | mtp-client -` asks what `mtp-client TEXT` does; `raw` keeps every byte."""
+    text = sys.stdin.buffer.read().decode()
+    return text if raw else text.removesuffix("\n").removesuffix("\r")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = _parser()
@@ -95,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.logprobs is not None and not args.json:
         parser.error("--logprobs needs --json: text has no place for them")
     try:
-        prompt = sys.stdin.buffer.read().decode() if args.prompt == "-" else args.prompt
+        prompt = _read_prompt(raw=args.raw) if args.prompt == "-" else args.prompt
         # An argument that is not UTF-8 reaches us as lone surrogates, which no message can carry.
         "".join([prompt, args.system or "", *args.stop]).encode()
         sampling = _sampling(args)

@@ -11,7 +11,7 @@ from pathlib import Path
 import zmq
 
 from mtp_client import remote as remote_service
-from mtp_client.errors import ConnectionLost, NotRunning, ServiceBug
+from mtp_client.errors import ConnectionLost, NotRunning, RequestRefused, ServiceBug
 from mtp_protocol.client_messages import Alive, FromClient, ToClient, from_client, to_client
 from mtp_protocol.codec import MAX_MESSAGE_BYTES
 from mtp_protocol.errors import ProtocolError
@@ -61,9 +61,13 @@ class Connection:
         return bool(self._socket.closed)
 
     def send(self, message: FromClient) -> None:
-        """Raises ConnectionLost when the front does not take it, ProtocolError when it is too large."""
+        """Raises ConnectionLost when the front does not take it, RequestRefused when it fits no message."""
         try:
-            self._socket.send(from_client.encode(message), zmq.NOBLOCK)
+            data = from_client.encode(message)
+        except ProtocolError as error:
+            raise RequestRefused("too_long" if error.kind == "too_large" else "bad_request", str(error)) from error
+        try:
+            self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again as error:
             raise ConnectionLost("the mtpd service does not take messages: it is hung or gone") from error
 

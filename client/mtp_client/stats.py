@@ -1,4 +1,4 @@
-"""The `--stats` block: an answer's numbers for a person."""
+"""The `--stats` block: what a person wants to know of an answer's numbers. `--json` has all of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,14 +6,6 @@ from typing import Any
 from mtp_protocol.client_messages import Finished
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
-# Lines with their own wording; whatever else the engine reports follows in plain form.
-# For programs: a map of maps, and a time of the machine's own clock.
-_UNTOLD = frozenset({"unions", "first_at_s"})
-_WORDED = frozenset(
-    {"tok_per_s", "ttft_s", "hits", "misses", "bytes_read", "stall_s", "rounds", "drafted", "accepted"}
-    | {"accepted_by_position", "drafted_by_position", "accepted_lengths", "tokens_per_round", "queued_s", "restarts"}
-    | {"draft_s", "verify_s", "commit_s", "sync_s"}
-)
 
 
 def stats_block(finished: Finished) -> str:
@@ -26,7 +18,11 @@ def stats_block(finished: Finished) -> str:
     lines += [("speed", line) for line in _speed(stats)]
     lines += [("experts", line) for line in _experts(stats, usage.completion_tokens)]
     lines += [("drafts", line) for line in _drafts(stats)]
-    lines += [(key, _plain(value)) for key, value in sorted(stats.items()) if key not in _WORDED | _UNTOLD]
+    lines += [("time", line) for line in _time(stats)]
+    if peak := _number(stats, "memory_peak_bytes"):
+        lines.append(("memory", f"{human_bytes(peak)} in MLX at most"))
+    if warning := stats.get("warning"):
+        lines.append(("warning", str(warning)))
     width = max(len(name) for name, _ in lines)
     return "".join(f"{name:>{width}}  {text}\n" for name, text in lines)
 
@@ -56,7 +52,21 @@ def _experts(stats: Mapping[str, Any], tokens: int) -> list[str]:
         parts.append(f"{human_bytes(read)} read{each}")
     if (stall := _number(stats, "stall_s")) is not None:
         parts.append(f"{stall:.2f} s stalled on the disk")
-    return ["; ".join(parts)]
+    lines = ["; ".join(parts)]
+    if ahead := _number(stats, "prefetched"):
+        lines.append(f"{ahead:.0f} read ahead of need ({human_bytes(_number(stats, 'prefetched_bytes') or 0.0)})")
+    return lines
+
+
+def _time(stats: Mapping[str, Any]) -> list[str]:
+    """Of the whole answer: its parts, and the parts of its rounds."""
+    whole, prefill, decode = (_number(stats, f"{name}_s") for name in ("total", "prefill", "decode"))
+    if whole is None or prefill is None or decode is None:
+        return []
+    lines = [f"{whole:.2f} s: {prefill:.2f} s for the prompt, {decode:.2f} s for the answer"]
+    rounds = [(name, _number(stats, f"{name}_s")) for name in ("draft", "verify", "commit", "sync")]
+    known = [f"{name} {seconds:.2f} s" for name, seconds in rounds if seconds is not None]
+    return [*lines, "rounds: " + ", ".join(known)] if known else lines
 
 
 def _drafts(stats: Mapping[str, Any]) -> list[str]:
@@ -73,24 +83,12 @@ def _drafts(stats: Mapping[str, Any]) -> list[str]:
     if isinstance(right, list) and isinstance(tried, list):
         shares = [f"{100 * a / d:.0f} %" for a, d in zip(right, tried, strict=False) if d]
         lines.append("accepted by position: " + ", ".join(shares))
-    times = [(name, _number(stats, f"{name}_s")) for name in ("draft", "verify", "commit", "sync")]
-    known = [f"{name} {seconds:.2f} s" for name, seconds in times if seconds is not None]
-    return [*lines, ", ".join(known)] if known else lines
+    return lines
 
 
 def _number(stats: Mapping[str, Any], key: str) -> float | None:
     value = stats.get(key)
     return float(value) if isinstance(value, int | float) else None
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return " ".join(_plain(v) for v in value)
-    return str(value)
 
 
 def human_bytes(count: float) -> str:

@@ -15,6 +15,9 @@ from typing import Literal
 
 RequestKind = Literal["bad_request", "too_long", "unsupported", "busy", "environment", "gone", "shutdown", "internal"]
 
+# Of those, what the user can mend.
+USER_KINDS = frozenset({"bad_request", "too_long", "unsupported", "gone"})
+
 
 class DaemonError(Exception):
     """Base; the text is one line for a person."""

@@ -48,6 +48,21 @@ def test_prompt_from_standard_input(front: FrontProcess) -> None:
     assert done.stdout == text("two\nlines é", 3) + "\n"
 
 
+@pytest.mark.parametrize(("flags", "asked"), [((), "hello\n"), (("--raw",), "hello\n\n")])
+def test_one_newline_at_the_end_of_standard_input_is_the_shells(
+    front: FrontProcess, flags: tuple[str, ...], asked: str
+) -> None:
+    """`echo` adds one that nobody means as part of the question; --raw gives the text as it is."""
+    done = run("-", "-n", "3", *flags, "--run-dir", str(front.run_dir), stdin="hello\n\n")
+    assert done.stdout == text(asked, 3) + "\n"
+
+
+def test_a_prompt_that_fits_no_message_is_refused(front: FrontProcess) -> None:
+    """Told with the limit, not with a traceback."""
+    done = run("-", "--run-dir", str(front.run_dir), stdin="x" * (17 << 20))
+    assert done.returncode == 2 and str(16 << 20) in done.stderr and "Traceback" not in done.stderr
+
+
 def test_json_lines(front: FrontProcess) -> None:
     """One object a line; every token number once; usage and stats at the end."""
     done = run("hello", "-n", "5", "--json", "--run-dir", str(front.run_dir))

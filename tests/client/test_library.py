@@ -80,7 +80,10 @@ def test_stats_block_adds_up() -> None:
     """--stats: rates are computed from the counts shown, and division by zero is not."""
     stats = {"hits": 90, "misses": 10, "bytes_read": 2_000_000, "stall_s": 0.5, "drafted": 8, "accepted": 6,
              "rounds": 4, "accepted_by_position": [4, 2], "drafted_by_position": [4, 4], "draft_s": 0.1}  # fmt: skip
+    stats |= {"total_s": 3.0, "prefill_s": 1.0, "decode_s": 2.0, "draft_s": 0.5, "a_counter_for_programs": 77}
     block = stats_block(Finished(b"", "stop", Usage(7, 10), stats))
+    assert "3.00 s: 1.00 s for the prompt, 2.00 s for the answer" in block and "rounds: draft 0.50 s" in block
+    assert "a_counter" not in block and "77" not in block, "names of the program's own belong to --json"
     for part in ("90.0 % hit", "2.0 MB read, 200.0 kB a token", "6 of 8 accepted (75.0 %) in 4 rounds", "100 %, 50 %"):
         assert part in block
     empty = {"hits": 0, "misses": 0, "bytes_read": 0, "drafted": 0, "accepted": 0}

@@ -288,6 +288,15 @@ def test_progress_forgives_deaths(world: World) -> None:
     assert world.sessions.busy and world.sessions.counts["failed"] == 0
 
 
+def test_what_the_user_can_mend_counts_as_refused(world: World) -> None:
+    """A prompt that is too long is no failure of the service's; an operator looks at those that are."""
+    world.sessions.engine_is_ready(world.now)
+    for kind in ("too_long", "environment"):
+        world.submit(b"a")
+        world.sessions.engine_says(e.Failed(_started(world)[-1], kind, "no"), world.now)  # type: ignore[arg-type]
+    assert (world.sessions.counts["refused"], world.sessions.counts["failed"]) == (1, 1)
+
+
 def test_lost_tokens_are_a_bug_that_is_told(world: World) -> None:
     """A gap in the engine's numbering ends the request as internal; it is never papered over."""
     world.sessions.engine_is_ready(world.now)

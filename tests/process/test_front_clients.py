@@ -262,6 +262,9 @@ def test_errands_to_the_loader(shared: FrontProcess) -> None:
     """Pins and sizes pass through to the loader and its answer comes back; growing past the region is refused."""
     with shared.client() as client:
         assert client.pin(((0, 1), (1, 2))) == {"pinned": 2}
+        for missing, told in (((99, 0), "0-"), ((0, 4096), "0:4096")):
+            with pytest.raises(RequestRefused, match=told):
+                client.pin(((0, 1), missing))
         assert client.resize("25%") == {"slots": [4]}
         with pytest.raises(RequestRefused, match="cannot grow"):
             client.resize("100%")

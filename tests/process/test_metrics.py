@@ -124,7 +124,7 @@ def test_every_sum_is_told() -> None:
     status = {
         "running_s": 1.0, "phase": "serving", "bad_messages": 0, "pool": None, "experts": {"bytes_read": 2**60},
         "queue": {"waiting": 0, "running": None, "clients": 1}, "children": {},
-        "requests": {"accepted": 2, "finished": 2, "cancelled": 0, "failed": 0},
+        "requests": {"accepted": 2, "finished": 2, "cancelled": 0, "refused": 0, "failed": 0},
     }  # fmt: skip
     metrics = parse(render(Snapshot(status, totals.tokens, totals.prompt_tokens, totals.sums)))
     assert metrics["mtpd_tokens_total"] == 6 and metrics["mtpd_prompt_tokens_total"] == 14

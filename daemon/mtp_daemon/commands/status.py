@@ -30,7 +30,7 @@ def describe(status: Mapping[str, Any]) -> str:
         ("pool", _pool(status)),
         ("MTP", _mtp(status["engine_facts"])),
         ("queue", _queue(queue)),
-        ("requests", ", ".join(f"{count} {name}" for name, count in requests.items())),
+        ("requests", _requests(requests)),
     ]
     if adapter := status["engine_facts"].get("adapter"):
         rows.insert(4, ("adapter", str(adapter)))
@@ -67,6 +67,11 @@ def _mtp(facts: Mapping[str, Any]) -> str:
 def _queue(queue: Mapping[str, Any]) -> str:
     running = f"answering {queue['running'][:8]} ({queue['running_tokens']} tokens)" if queue["running"] else "idle"
     return f"{running}, {queue['waiting']} waiting, {queue['clients']} clients"
+
+
+def _requests(counts: Mapping[str, int]) -> str:
+    """Strays are the engine's messages about requests that had ended here: only worth a word when there are any."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if name != "stray" or count)
 
 
 def _child(child: Mapping[str, Any]) -> str:

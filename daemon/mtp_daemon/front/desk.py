@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
 from mtp_daemon.errors import DaemonError, EnvironmentFailure, RequestError, RequestKind, UserError
@@ -82,8 +82,7 @@ class Desk:
             case c.Status():
                 self._clients.reply(client, c.Done(message.ref, self._status()))
             case c.Pin():
-                if len(message.experts) > MAX_PINS:
-                    raise RequestError("bad_request", f"at most {MAX_PINS} experts can be pinned at once")
+                self._check_pins(message)
                 self._pass_on(client, message.ref, now, lambda ref: ld.Pin(ref, message.experts))
             case c.Resize():
                 self._lineup.check_loader()
@@ -99,6 +98,20 @@ class Desk:
                 self._shut_down(message.deadline_s)
             case _:
                 assert_never(message)
+
+    def _check_pins(self, message: c.Pin) -> None:
+        if len(message.experts) > MAX_PINS:
+            raise RequestError("bad_request", f"at most {MAX_PINS} experts can be pinned at once")
+        if (geometry := self._lineup.geometry) is None:
+            return
+        counts = {layer.layer: layer.experts for layer in geometry.layers}
+        for layer, expert in message.experts:
+            if layer not in counts:
+                raise RequestError("bad_request", f"layer {layer} has no experts; those that have: {_ranges(counts)}")
+            if not 0 <= expert < counts[layer]:
+                raise RequestError(
+                    "bad_request", f"there is no expert {layer}:{expert}; they are 0 to {counts[layer] - 1}"
+                )
 
     def _pass_on(self, client: bytes, ref: int, now: float, make: Callable[[int], ld.ToLoader]) -> None:
         self._lineup.check_loader()
@@ -135,6 +148,17 @@ class Desk:
                 "unsupported", "the pool cannot grow beyond the size it was started with: restart with a larger --pool"
             )
         return wanted
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """`0-3, 5`: runs of numbers as people write them."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _kind(error: LoaderError | DaemonError) -> RequestKind:

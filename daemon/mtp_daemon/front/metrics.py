@@ -41,7 +41,7 @@ _LOADER = (
     ("loader_evictions_total", "evictions", "Experts given up for others."),
 )
 _SLOT_STATES = ("resident", "filling", "recalled", "free")
-_OUTCOMES = ("finished", "cancelled", "failed")
+_OUTCOMES = ("finished", "cancelled", "refused", "failed")
 
 
 def render(snapshot: Snapshot) -> str:

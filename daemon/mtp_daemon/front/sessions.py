@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from typing import assert_never
 
-from mtp_daemon.errors import DaemonBug, RequestError, RequestKind
+from mtp_daemon.errors import USER_KINDS, DaemonBug, RequestError, RequestKind
 from mtp_daemon.front.fair_queue import FairQueue
 from mtp_daemon.front.limits import MAX_REQUESTS_PER_CLIENT, Limits, check_start
 from mtp_daemon.front.request import Audience, Request, Stream, surplus
@@ -34,7 +34,7 @@ class Sessions:
         self.queue: FairQueue[Request] = FairQueue()
         self.running: Request | None = None
         self.refusal: RequestError | None = None
-        self.counts = {"accepted": 0, "finished": 0, "cancelled": 0, "failed": 0, "stray": 0}
+        self.counts = {"accepted": 0, "finished": 0, "cancelled": 0, "refused": 0, "failed": 0, "stray": 0}
         # What the engine works on, until its terminal message for it: also a request that has ended here meanwhile.
         self.engine_has: bytes | None = None
         self._engine_ready = False
@@ -211,7 +211,7 @@ class Sessions:
         took_s = now - request.submitted_at
         log.info("request=%s ended tokens=%d s=%.3f: %s", request.id.hex(), len(request.log), took_s, how)
         if isinstance(terminal, c.Failed):
-            self.counts["failed"] += 1
+            self.counts["refused" if terminal.kind in USER_KINDS else "failed"] += 1
         else:
             self.counts["cancelled" if terminal.reason == "cancelled" else "finished"] += 1
         if not request.followers and request.keep_until is None:
