@@ -6,7 +6,7 @@ The file is flat: `name = value`. A setting's owners get it: the front, or a chi
 import argparse
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,22 +139,45 @@ def _nearest(key: str) -> str:
 
 
 _GROUPS: tuple[tuple[str, str], ...] = (("front", "service"), ("loader", "loader"), ("engine", "engine"))
+# What --help shows; the others are for those who know why, and --help-all shows them too.
+_COMMON = frozenset(
+    {"pool", "context", "max_tokens", "listen", "metrics", "log_dir", "policy", "verify", "prefetch", "pins"}
+    | {"state_dir", "head", "mtp", "speculation", "depth", "max_depth"}
+)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with everything that `hidden` says of flags that --help leaves out."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, hidden: Mapping[argparse.Action, str]) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="show every setting, and exit")
+        self._hidden = hidden
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        for action, text in self._hidden.items():
+            action.help = text
+        parser.print_help()
+        parser.exit()
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """One flag for each setting but `model`, grouped by who reads it; absent flags leave no attribute."""
+    hidden: dict[argparse.Action, str] = {}
+    parser.add_argument("--help-all", action=_HelpAll, hidden=hidden)
     for owner, title in _GROUPS:
         group = parser.add_argument_group(f"{title} settings (also in the configuration file)")
         for setting in SETTINGS:
             if setting.owners[0] != owner or setting.name == "model":
                 continue
             default = "auto" if setting.default is None else str(setting.default).lower()
-            group.add_argument(
-                setting.flag,
-                metavar=setting.name.upper(),
-                default=argparse.SUPPRESS,
-                help=f"{setting.help}; {setting.range_text} (default {default})".replace("%", "%%"),
-            )
+            values = f"; {setting.range_text}" if setting.kind is not str or setting.choices else ""
+            text = f"{setting.help}{values} (default {default})".replace("%", "%%")
+            action = group.add_argument(
+                setting.flag, metavar=setting.name.upper(), default=argparse.SUPPRESS,
+                help=text if setting.name in _COMMON else argparse.SUPPRESS,
+            )  # fmt: skip
+            if setting.name not in _COMMON:
+                hidden[action] = text
 
 
 def flags_given(args: argparse.Namespace) -> dict[str, Value]:

@@ -34,6 +34,19 @@ def test_command_line_wins_over_file(tmp_path: Path) -> None:
     assert settings.readers is None and settings.tau == 1.0 and settings.context == 8192
 
 
+def test_help_shows_what_most_need_and_help_all_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every setting is in one of them, and the short one fits two screens."""
+    for flag, least in (("--help", 0), ("--help-all", len(SETTINGS) - 1)):
+        parser = argparse.ArgumentParser()
+        add_flags(parser)
+        with pytest.raises(SystemExit):
+            parser.parse_args([flag])
+        said = capsys.readouterr().out
+        shown = [s.name for s in SETTINGS if f"{s.flag} " in said.split("show every setting")[1]]
+        assert "pool" in shown and len(shown) >= least
+        assert flag == "--help-all" or len(said.splitlines()) < 80
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_daemon.errors import EnvironmentFailure
+from mtp_daemon.errors import EnvironmentFailure, UserError
 from mtp_daemon.services import install
 from mtp_daemon.services.units import Places
 
@@ -49,6 +49,15 @@ def test_uninstall_keeps_the_configuration_and_may_be_repeated(platform: str, wh
     run.commands.clear()
     assert install.uninstall(platform=platform, run=run, where=where) == 0
     assert run.commands == []
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_the_log_of_no_service_is_not_an_empty_log(platform: str, where: Places) -> None:
+    """Whoever never installed one is told how, and where a service started by hand writes."""
+    with pytest.raises(UserError, match="install-service"):
+        install.log_command(False, platform, where)
+    install.install("x = 1\n", platform=platform, run=Recorder(), where=where, mtpd=Path("/opt/mtpd"))
+    assert install.log_command(True, platform, where)[-1] in ("-f", str(where.logs / "mtpd.log"))
 
 
 def test_a_service_manager_that_fails_is_reported(where: Places, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,4 +19,4 @@ def run(args: argparse.Namespace) -> int:
     values = {**given, "model": str(resolve_model(settings.model).resolve())}
     # JSON's strings, numbers and truth values are TOML's.
     lines = [f"{name} = {json.dumps(value if value is not None else 'auto')}" for name, value in values.items()]
-    return install("# Settings of the mtpd service; `mtpd serve --help` lists them.\n" + "\n".join(lines) + "\n")
+    return install("# Settings of the mtpd service; `mtpd serve --help-all` lists them.\n" + "\n".join(lines) + "\n")

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mtp_daemon.errors import EnvironmentFailure
+from mtp_daemon.errors import EnvironmentFailure, UserError
 from mtp_daemon.services.units import LAUNCHD_LABEL, SYSTEMD_UNIT, Places, places, render
 
 Run = Callable[[Sequence[str]], int]
@@ -36,7 +36,8 @@ def install(config_text: str, *, platform: str = sys.platform, run: Run = run_co
     mtpd = mtpd or _mtpd_command()
     where.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     if where.config.exists():
-        print(f"keeping {where.config}")
+        other = where.config.read_text(encoding="utf-8", errors="replace") != config_text
+        print(f"keeping {where.config}" + (", which is not what was asked for now: edit or remove it" if other else ""))
     else:
         write_file(where.config, config_text)
         print(f"wrote   {where.config}")
@@ -65,9 +66,14 @@ def uninstall(*, platform: str = sys.platform, run: Run = run_command, where: Pl
 
 
 def log_command(follow: bool, platform: str = sys.platform, where: Places | None = None) -> list[str]:
-    """The command that shows the service's log."""
+    """The command that shows the service's log; raises UserError when no service is installed."""
+    where = where or places(platform)
+    if not where.unit.exists():
+        raise UserError(
+            f"no service is installed ({where.unit} is not there): `mtpd install-service MODEL` does that. One that "
+            "was started by hand writes to its terminal, and its children to logs/ in its run directory"
+        )
     if platform == "darwin":
-        where = where or places(platform)
         return ["tail", "-n", "200", *(["-F"] if follow else []), str(where.logs / "mtpd.log")]
     return ["journalctl", "--user", "-u", SYSTEMD_UNIT, "-n", "200", *(["-f"] if follow else ["--no-pager"])]
 
