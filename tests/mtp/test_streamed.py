@@ -176,9 +176,9 @@ def test_used_names_the_tokens_that_were_drafted(checkpoints: dict[str, Path]) -
             return kept[-1][1]
 
         decoding._rounds._drafter.draft = keeping  # type: ignore[method-assign]
-        for _ in range(3):
+        for _ in range(4):
             decoding.round(3)
-        want = [(last, *drafted.paths()[0].tokens) for last, drafted in kept]
-        on.stream.settle()
-        until("the loader hears of every verify", lambda: len(verifies(loader)) >= len(want))
-        assert verifies(loader) == want
+        # A forward is reported while the next one runs.
+        want = [(last, *drafted.paths()[0].tokens) for last, drafted in kept[:3]]
+        until("the loader hears of the first three verifies", lambda: len(verifies(loader)) >= 3)
+        assert verifies(loader)[:3] == want
