@@ -163,8 +163,20 @@ def test_a_model_of_the_cache_is_found_by_its_id(source: Path, tmp_path: Path, m
         (repository / "config.json").write_text("{}")
         with pytest.raises(NoSuchModel, match="mtp-loader fetch"):
             resolve_model("someone/some-model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoSuchModel, match="holds no model"):
+        resolve_model(str(tmp_path / "empty"))
     with pytest.raises(NoSuchModel, match="is a file"):
         resolve_model(str(source / "config.json"))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take no such name")
+def test_a_directory_whose_name_is_not_utf8_is_refused_by_name(source: Path, tmp_path: Path) -> None:
+    """MLX cannot open a file there; that is said before anything is started."""
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/od\xff"))
+    shutil.copytree(source, odd)
+    with pytest.raises(NoSuchModel, match="not UTF-8"):
+        resolve_model(str(odd))
 
 
 def test_the_shipped_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,4 +185,5 @@ def test_the_shipped_model_has_a_name(tmp_path: Path, monkeypatch: pytest.Monkey
     shipped = open_source(resolve_model("demo"), widen=False).geometry
     assert shipped.packed and any(layer.is_head for layer in shipped.layers)
     (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.json").touch()
     assert resolve_model("demo") == Path("demo")

@@ -56,6 +56,24 @@ def test_a_cut_experts_file_is_named_with_its_sizes(store: Path, cut: int) -> No
         open_source(store, widen=False)
 
 
+def test_a_store_without_its_index_is_called_that(store: Path) -> None:
+    """Not a checkpoint whose head lacks experts, which is what it looks like."""
+    (store / "index.json").unlink()
+    with pytest.raises(DamagedCheckpoint, match=r"index\.json: is missing"):
+        open_source(store, widen=False)
+
+
+def test_a_top_k_other_than_the_configs_is_refused(store: Path) -> None:
+    """The engine routes by the config: fewer slots than a token needs would be promised."""
+
+    def fewer(index: Any) -> None:
+        index["layers"][1]["top_k"] = 1
+
+    edit(store, fewer)
+    with pytest.raises(DamagedCheckpoint, match=r"top-1, but config\.json has top-2"):
+        open_source(store, widen=False)
+
+
 @pytest.mark.parametrize("name", ["experts-00001.bin", "model-dense-00001.safetensors", "mtp-dense.safetensors"])
 def test_a_missing_file_is_refused(store: Path, name: str) -> None:
     (store / name).unlink()

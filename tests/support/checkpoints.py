@@ -23,7 +23,7 @@ Layout = Literal["mlx", "hf", "fused"]
 
 @dataclass(frozen=True)
 class Head:
-    """Where and how a MTP head is written.
+    """Where and how an MTP head is written.
 
     `place`: "inside" the checkpoint's shards, a "shard" mlx-lm skips (mtp.safetensors), or a "separate" file
     (`head_file(directory)`). `experts`: "stacked" (already converted), "per_expert" or "fused" (original: norms are

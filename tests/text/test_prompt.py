@@ -68,6 +68,14 @@ def test_an_end_of_text_id_counts_wherever_it_is_declared(tmp_path: Path, where:
     assert wanted in load_vocabulary(tmp_path, config).eos
 
 
+def test_a_generation_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    """Its end-of-text ids would be missed in silence, and answers would not end."""
+    write_tokenizer(tmp_path, 300)
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(RequestRefused, match=r"generation_config\.json"):
+        load_vocabulary(tmp_path, {"vocab_size": 300})
+
+
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
     with pytest.raises(RequestRefused, match="tokenizer"):

@@ -1,4 +1,4 @@
-"""Say what a model is: its experts' shape, what a token costs at worst, whether it has a MTP head and why not.
+"""Say what a model is: its experts' shape, what a token costs at worst, whether it has an MTP head and why not.
 
 Reads headers only, so it takes a moment whatever the model's size.
 """

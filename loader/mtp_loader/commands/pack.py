@@ -1,7 +1,7 @@
 """Make a packed store of a checkpoint.
 
 Each expert becomes one page-aligned, checksummed record, so that a miss costs one read instead of nine. Takes mlx-lm
-checkpoints and Hugging Face originals (per-expert or fused), quantised already or to be quantised on the way. A MTP
+checkpoints and Hugging Face originals (per-expert or fused), quantised already or to be quantised on the way. An MTP
 head is kept: from the checkpoint, from a file beside it, or from --mtp.
 
 Interrupt it when you like: the same command goes on from where it stopped. DST appears at the end, whole.

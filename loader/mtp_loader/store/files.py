@@ -21,7 +21,7 @@ class Checkpoint:
     """A directory's config and the headers of its safetensors files.
 
     `headers` are the files that mlx-lm loads (`model*.safetensors`) and those the index names; `others` the rest,
-    where a MTP head may lie.
+    where an MTP head may lie.
     """
 
     path: Path
@@ -37,22 +37,28 @@ class Checkpoint:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The part of the config that describes the language model (its `text_config` where it is nested)."""
-        nested = self.config.get("text_config")
-        return {**self.config, **nested} if isinstance(nested, dict) else self.config
+        """See `model_sizes`."""
+        return model_sizes(self.config)
 
     def size(self, *names: str) -> int | None:
         """The first of `names` that the language model's config gives as a whole number."""
-        for name in names:
-            value = self.sizes.get(name)
-            if type(value) is int:
-                return value
-        return None
+        return whole_number(self.sizes, *names)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of `headers` by name; raises DamagedCheckpoint where two files hold the same name."""
         return merge(self.headers)
+
+
+def model_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config that describes the language model (its `text_config` where it is nested)."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else config
+
+
+def whole_number(sizes: dict[str, Any], *names: str) -> int | None:
+    """The first of `names` that is a whole number there."""
+    return next((sizes[name] for name in names if type(sizes.get(name)) is int), None)
 
 
 def merge(headers: tuple[Header, ...]) -> dict[str, Tensor]:

@@ -163,7 +163,7 @@ def _prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def is_head_tensor(name: str) -> bool:
-    """Whether a checkpoint's tensor belongs to a MTP head by its prefix."""
+    """Whether a checkpoint's tensor belongs to an MTP head by its prefix."""
     return _PREFIX.fullmatch(name) is not None
 
 

@@ -5,12 +5,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from mtp_loader.errors import NotStreamable
-from mtp_loader.store.files import Checkpoint, read_bytes, read_checkpoint, sidecar_headers
+from mtp_loader.errors import DamagedCheckpoint, NotStreamable
+from mtp_loader.store.files import (
+    Checkpoint,
+    model_sizes,
+    read_bytes,
+    read_checkpoint,
+    read_json,
+    sidecar_headers,
+    whole_number,
+)
 from mtp_loader.store.fingerprint import fingerprint
 from mtp_loader.store.head import HeadFound, head_of, head_of_sidecar
-from mtp_loader.store.index import PAGE, PackedIndex, is_packed, read_index
-from mtp_loader.store.layers import MoeLayer, packed_layers, plain_layer, plain_layers
+from mtp_loader.store.index import INDEX, PAGE, PackedIndex, is_packed, read_index
+from mtp_loader.store.layers import TOP_KS, MoeLayer, packed_layers, plain_layer, plain_layers
 from mtp_loader.store.source import Extent
 from mtp_protocol.geometry import PROJECTIONS, Bank, Geometry, Layer, Plane
 
@@ -55,12 +63,14 @@ class Source:
 def open_source(path: Path, *, widen: bool, head: Path | None = None, with_head: bool = True) -> Source:
     """The experts of the packed store or plain checkpoint at `path`.
 
-    `widen`: unquantised bf16 and f16 experts get float32 planes, which MLX's CPU backend needs. `head`: a MTP head's
+    `widen`: unquantised bf16 and f16 experts get float32 planes, which MLX's CPU backend needs. `head`: an MTP head's
     own file or directory, instead of one beside the checkpoint. `with_head=False` leaves a head out, even a broken
     one. Raises NoSuchModel, NotStreamable or DamagedCheckpoint; no expert is read.
     """
     if is_packed(path):
         return _open_packed(read_index(path), widen, head, with_head)
+    if next(path.glob("experts-*.bin"), None) is not None:
+        raise DamagedCheckpoint(path / INDEX, "is missing, and with it what lies where: pack the model again")
     return _open_plain(read_checkpoint(path), widen, head, with_head)
 
 
@@ -73,6 +83,7 @@ def _open_plain(checkpoint: Checkpoint, widen: bool, head: Path | None, with_hea
 
 
 def _open_packed(index: PackedIndex, widen: bool, head: Path | None, with_head: bool) -> Source:
+    _check_top_k(index)
     layers = [y for y in packed_layers(index) if with_head or not y.is_head]
     if head is None or not with_head:
         return _source(layers, index.fingerprint, index.model_type, widen, PAGE)
@@ -99,6 +110,17 @@ def _require_ranges(layer: MoeLayer) -> None:
             f"layer {layer.layer}: gate and up rows are interleaved in the files, as gpt_oss is published; "
             "run `mtp-loader pack` first"
         )
+
+
+def _check_top_k(index: PackedIndex) -> None:
+    """The engine routes by the config: an index of another number would make slots, waves and waits too few."""
+    file = index.path / "config.json"
+    said = whole_number(model_sizes(read_json(file, "the config")), *TOP_KS)
+    for layer in index.layers:
+        if said is not None and layer.top_k != said:
+            raise DamagedCheckpoint(
+                index.path / INDEX, f"layer {layer.layer} has top-{layer.top_k}, but config.json has top-{said}"
+            )
 
 
 def _source(found: Sequence[MoeLayer], mark: str, model_type: str, widen: bool, alignment: int) -> Source:

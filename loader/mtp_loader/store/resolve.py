@@ -22,12 +22,12 @@ def hub_cache() -> Path:
 def resolve_model(name: str) -> Path:
     """The directory of a model: a path, a Hugging Face id that is in the local cache, or "demo".
 
-    Raises NoSuchModel; for an id that is not cached the text holds the command that fetches it. A directory called
-    demo goes before the shipped model.
+    Raises NoSuchModel; for a directory the text says what it lacks, for an id that is not cached it holds the command
+    that fetches it. A directory called demo goes before the shipped model.
     """
     path = Path(name).expanduser()
     if path.is_dir():
-        return path
+        return _checked(path)
     if path.exists():
         raise NoSuchModel(f"{name} is a file; give the directory that holds the model's config.json")
     if name == DEMO:
@@ -43,6 +43,18 @@ def resolve_model(name: str) -> Path:
             f"{name} is neither a directory nor in the local cache; fetch it with: mtp-loader fetch {name}"
         )
     return snapshot
+
+
+def _checked(path: Path) -> Path:
+    """A directory that can hold a model, by a name that everything that reads it can take."""
+    if not any((path / name).exists() for name in ("config.json", "index.json")):
+        raise NoSuchModel(f"{path} holds no model: there is neither a config.json nor a packed store's index.json")
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path.resolve()).decode(errors="replace")
+        raise NoSuchModel(f"{shown}: MLX opens no file by a name that is not UTF-8; rename the directory") from None
+    return path
 
 
 def _cached(repository: Path) -> Path | None:

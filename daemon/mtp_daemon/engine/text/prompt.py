@@ -102,7 +102,9 @@ def _generation_eos(file: Path) -> set[int]:
         return set()
     except (OSError, ValueError) as error:
         raise RequestRefused(f"{file} cannot be read: {error}") from error
-    return set(_ids(settings.get("eos_token_id"))) if isinstance(settings, dict) else set()
+    if not isinstance(settings, dict):
+        raise RequestRefused(f"{file} holds a {type(settings).__name__} where settings should be: mend or remove it")
+    return set(_ids(settings.get("eos_token_id")))
 
 
 def _ids(value: Any) -> list[int]:

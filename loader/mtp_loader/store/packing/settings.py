@@ -18,7 +18,7 @@ class PackSettings:
     """How to pack. `quantise` is None to keep every weight as it is.
 
     `scales` None means float32 where something is quantised on a machine without Metal (MLX's CPU backend moves
-    4-bit weights with bf16 scales eight times more slowly), and "keep" otherwise. `head` is a MTP head's own file
+    4-bit weights with bf16 scales eight times more slowly), and "keep" otherwise. `head` is an MTP head's own file
     or directory.
     """
 
