@@ -16,6 +16,7 @@ import psutil
 
 from mtp_daemon.errors import UserError
 from mtp_loader.chart import Chart, check_drawable, draw
+from mtp_loader.errors import LoaderError
 
 
 @dataclass(frozen=True)
@@ -101,5 +102,8 @@ def _processor() -> str:
 
 
 def _picture(text: str) -> Path:
-    check_drawable(Path(text))
+    try:
+        check_drawable(Path(text))
+    except LoaderError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return Path(text)

@@ -53,13 +53,14 @@ class Resident:
         return Answer(**self._read())
 
     def close(self) -> None:
-        assert self._child.stdin is not None
+        assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.close()
         try:
             self._child.wait(10)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+        self._child.stdout.close()
 
     def _read(self) -> dict[str, Any]:
         assert self._child.stdout is not None

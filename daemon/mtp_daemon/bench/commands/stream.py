@@ -69,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
         charts["stall"] = stall_chart(cells)
     rates = ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in bench.bandwidth.items())
     note = f"plain threads read, GB/s: {rates}; ratios are paired, run by run; median (min-max)"
+    if args.disk_ratio and (
+        idle := sorted({c.where.share for c in cells} - {c.where.share for c in cells if c.where.ratio})
+    ):
+        note += f"\nno slowed disk where nothing is read: {', '.join(f'{share} %' for share in idle)}"
     results = {"bandwidth": bench.bandwidth, "cells": cells}
     emit(args, "stream", Report(results, f"{note}\n{text(cells)}", charts))
     return 0 if all(c.exact for c in cells) else 1

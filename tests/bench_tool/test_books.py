@@ -1,0 +1,70 @@
+"""What a real service counts adds up: engine against loader, parts against wholes, bytes against experts."""
+
+import pytest
+
+from mtp_daemon.bench.serving import Service
+from mtp_daemon.bench.spec_runs import Measured, Plan, measure
+from mtp_daemon.bench.spec_summary import Run, summary
+from mtp_daemon.bench.steps import Steps
+from mtp_loader.store import open_source
+from mtp_loader.store.resolve import resolve_model
+
+TOKENS = 12
+EXPERT_BYTES = open_source(resolve_model("demo"), widen=False).geometry.banks[0].source_bytes
+
+
+@pytest.fixture(scope="module")
+def measured(demo: Service) -> Measured:
+    return measure(Plan(list(range(1, 9)), TOKENS, "chain", [0, 2], repeats=1), demo, Steps(4))
+
+
+@pytest.fixture(params=[0, 2])
+def run(request: pytest.FixtureRequest, measured: Measured) -> Run:
+    return measured.runs[request.param][0]
+
+
+def test_bytes_are_experts_times_their_size_on_both_sides(run: Run) -> None:
+    stats = run.served.stats
+    assert stats["misses"] > 0
+    assert stats["bytes_read"] == stats["misses"] * EXPERT_BYTES
+    assert stats["prefetched_bytes"] == stats["prefetched"] * EXPERT_BYTES
+    assert run.loader["bytes_read"] == run.loader["experts_read"] * EXPERT_BYTES
+    assert 0 < stats["decode_bytes_read"] < stats["bytes_read"] + stats["prefetched_bytes"]
+
+
+def test_hits_and_misses_are_the_distinct_experts_of_all_layers(run: Run) -> None:
+    stats = run.served.stats
+    unions = sum(int(size) * n for sizes in stats["unions"].values() for size, n in sizes.items())
+    assert unions == stats["hits"] + stats["misses"]
+
+
+def test_the_loader_reads_what_the_engine_missed_and_what_it_read_ahead(run: Run) -> None:
+    assert run.loader["experts_read"] >= run.served.stats["misses"]
+    assert run.loader["prefetched_in_time"] <= run.loader["prefetches"]
+
+
+def test_tokens_are_the_rounds_times_their_lengths(run: Run) -> None:
+    stats = run.served.stats
+    assert len(run.served.ids) == TOKENS
+    assert sum(int(length) * n for length, n in stats["accepted_lengths"].items()) == stats["committed"]
+
+
+def test_speculation_writes_the_same_tokens_and_one_altered_is_found(measured: Measured) -> None:
+    plain, drafted = measured.runs[0], measured.runs[2]
+    judge = plain[0].served.ids
+    assert summary(2, drafted, plain, judge)["exact_match"]
+    altered = [judge[0] + 1, *judge[1:]]
+    found = summary(2, drafted, plain, altered)
+    assert (found["exact_match"], found["mismatches"]) == (False, 1)
+
+
+def test_memory_is_taken_apart_into_what_each_part_holds(measured: Measured) -> None:
+    parts, processes = measured.memory["parts"], measured.memory["processes"]
+    assert set(processes) == {"front", "engine", "loader"}
+    assert max(processes.values()) < measured.memory["sum"] <= sum(processes.values())
+    assert processes["engine"] > parts["dense weights"] > parts["MTP head"] > 0
+    assert parts["pool"] == pytest.approx(0.25 * 1.0 * _all_experts(), rel=0.05)
+
+
+def _all_experts() -> int:
+    return open_source(resolve_model("demo"), widen=False).geometry.expert_bytes
