@@ -13,7 +13,7 @@ help:
 	@echo "make test       set everything up and run all that must pass (ruff, mypy, import contracts, pytest)"
 	@echo "make test-full  the same with every test matrix whole (much longer)"
 	@echo "make check      ruff, mypy, import contracts and the page of modules only"
-	@echo "make bench      the benchmarks; use a quiet machine"
+	@echo "make bench      the benchmarks, ten minutes: JSON and pictures in OUT=bench-results; use a quiet machine"
 	@echo "make soak       clients, kills and stops for MINUTES=60; figures and a picture in soak/"
 
 $(STAMP): pyproject.toml
@@ -41,8 +41,15 @@ test: check unit
 test-full: check
 	$(BIN)/python -m pytest $(WORKERS) --full
 
+BENCH_OUT := $(or $(OUT),bench-results)
 bench: $(STAMP)
-	@for b in tests/bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	$(BIN)/python -m mtp_daemon.bench.cli all --out $(BENCH_OUT)
+	@echo "== the short micro-benchmarks: one part each"
+	$(BIN)/python tests/bench/bench_engine_hit_path.py --small --rounds 2 --tokens 24
+	$(BIN)/python tests/bench/bench_mtp.py --tokens 48 --count 1
+	$(BIN)/python tests/bench/bench_loader_reads.py --experts 100 --rounds 2
+	$(BIN)/python tests/bench/bench_pack.py --gb 0.25 --rounds 1
+	@echo "JSON and pictures: $(BENCH_OUT)"
 
 soak: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m support.soak --minutes $(or $(MINUTES),60) --seed $(or $(SEED),0)

@@ -10,6 +10,7 @@ from mtp_daemon.errors import DaemonError, EnvironmentFailure
 from mtp_loader.errors import LoaderError
 
 COMMANDS = {
+    "all": "a set of everything in about ten minutes, on a model of its own making",
     "synth": "write a checkpoint of any size whose routing follows a plan",
     "io": "what the disk gives, by read size, threads and cache",
     "spec": "speculation by depth, against plain decoding on the same service",
