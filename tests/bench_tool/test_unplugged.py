@@ -1,4 +1,4 @@
-"""Speculation's figures show it when the head is not the model's: nothing is accepted, and the text stays the same."""
+"""A mechanism that is unplugged shows in the figures: a head that is not the model's, a disk that nobody foresees."""
 
 import mlx.core as mx
 import pytest
@@ -6,6 +6,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mtp_daemon.engine.decode.target import Target
 from mtp_daemon.engine.mtp.head import MtpHead
+from mtp_loader.replay.disk import Machine
+from mtp_loader.replay.table import Plan, rows
+from mtp_loader.replay.trace import DECODE, Forward, LayerFacts, Trace, event_of
 from mtp_loader.store.resolve import resolve_model
 from support.decoding import decoder
 from support.resident import resident_target
@@ -45,3 +48,25 @@ def test_a_shuffled_head_is_right_about_never_and_the_tokens_stay(target: Target
     _shuffle(target.head)
     drafted, acceptance = _decode(target, 2)
     assert drafted == plain and acceptance < 0.1
+
+
+LAYERS, EXPERTS, BYTES = 6, 32, 1000
+
+
+def _periodic(steps: int) -> Trace:
+    """Routing that returns every sixteen tokens: too late for a small pool, and never a surprise."""
+    forwards = []
+    for step in range(steps):
+        chosen = (2 * step % EXPERTS, (2 * step + 1) % EXPERTS)
+        routed = tuple((layer, (chosen,)) for layer in range(LAYERS))
+        events = tuple(event_of(layer, [chosen], [[0.5, 0.5]]) for layer in range(LAYERS))
+        forwards.append(Forward(step, DECODE, (step % 16,), events, routed))
+    return Trace("periodic", "m", {y: LayerFacts(y, 0, EXPERTS, 2, BYTES) for y in range(LAYERS)}, forwards)
+
+
+def test_without_prefetching_the_stall_rises() -> None:
+    machine = Machine(2e6, 0.002)  # on a disk of this speed: what is demanded waits, what is foreseen does not
+    plain, ahead = rows(_periodic(120), Plan(("lru",), (0.2,), ("none", "blend"), machine, reserve=8))
+    assert (plain.hits, plain.misses) == (0, 120 * LAYERS * 2)
+    assert plain.stall_s == pytest.approx(plain.misses * BYTES / 2e6)
+    assert ahead.stall_s < 0.7 * plain.stall_s
