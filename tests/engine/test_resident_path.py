@@ -108,6 +108,7 @@ def test_used_tells_what_was_routed_and_the_counts_add_up(
     if share == 1.0:
         fill_everything(served)
     streamed_logits(served, CHUNKS)
+    served.stream.report()  # what the next forward would have done
     until("the loader hears of every forward", lambda: len(served.loader.used) == len(CHUNKS))
     want = _routing(path)
     for i, used in enumerate(served.loader.used):
@@ -161,6 +162,7 @@ def test_needs_and_used_tell_of_every_layer_once_and_in_order(
     served = serve(path, share)
     chunks = [[5], [9], [5], [9], [5, 9, 200, 17] * 4, [5]]
     streamed_logits(served, chunks)
+    served.stream.report()  # what the next forward would have done
     until("the loader hears of every forward", lambda: len(served.loader.used) == len(chunks))
     want = [
         (layer, len(used.tokens), tuple(sorted({e for row in ids for e in row})))

@@ -63,21 +63,22 @@ class Forward:
 
     def restart(self, stats: StreamStats) -> None:
         """Nobody is to be told of the layers so far. Their ids have been computed."""
-        self._count_whole(stats)
+        self.count_whole(stats)
         self.layers.clear()
         self.told = self.hits = self.misses = 0
 
-    def _count_whole(self, stats: StreamStats) -> None:
-        """Layers that were built without a look at their ids: all of it was resident."""
+    def count_whole(self, stats: StreamStats) -> None:
+        """Layers that were built without a look at their ids: all of it was resident. Their ids have been computed."""
         for y in self.layers:
             if not y.counted:
+                y.counted = True
                 self.count(stats, distinct(_host(y.ids)), 0)
 
     def used(self, stats: StreamStats) -> Used:
         """The report. Reads arrays that are not evaluated yet, if any."""
         routing = []
         rows = len(self.tokens) if self.phase == DECODE else min(PROMPT_ROWS, len(self.tokens))
-        self._count_whole(stats)
+        self.count_whole(stats)
         for y in self.layers:
             ids = _host(y.ids)
             top_k = ids.shape[-1]

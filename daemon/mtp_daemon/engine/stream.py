@@ -1,6 +1,7 @@
 """The stream of experts through one engine: what every forward opens, and what its MoE layers ask.
 
-`forward` surrounds every forward of trunk or head; `settle` says that its results have been read, or waits for them.
+`forward` surrounds every forward of trunk or head; `settle` says that its results have been read, or waits
+for them. What a forward routed to is reported while the next one computes, or when the engine has nothing else to do.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,7 @@ class Stream(Protocol):
         """Surrounds one forward over `tokens` (ids; their number counts where they are not known yet)."""
 
     def settle(self) -> None:
-        """Wait for every forward that was built; pending recalls are answered, routing is reported."""
+        """Wait for every forward that was built; pending recalls are answered."""
 
 
 class ResidentStream:
@@ -133,11 +134,13 @@ class ExpertStream:
     def close(self) -> None:
         """Leave the loader and give the pool's memory back."""
         self.settle()
+        self.report()
         self.link.leave()
         self._view.close()
 
     def idle(self, fd: int, timeout_s: float) -> None:
         """Between requests: wait until `fd` is readable or the loader has something to say, and answer that."""
+        self.report()
         self.link.wait(fd, timeout_s)
         self.settle()
 
@@ -149,11 +152,11 @@ class ExpertStream:
 
     @contextmanager
     def forward(self, tokens: Sequence[int], phase: int) -> Iterator[None]:
-        """See `Stream.forward`. The forward before the last one is reported here: its results have long been read."""
+        """See `Stream.forward`."""
         if self._now is not None:
             raise EngineBug("a forward began inside another")
         self.link.poll()
-        self._report(keep=1)
+        self._report(keep=1)  # the one before the last: its results have long been read
         self._step += 1
         now = self._now = Forward(self._step, phase, tokens)
         self.stats.forwards += 1
@@ -168,7 +171,12 @@ class ExpertStream:
     def settle(self) -> None:
         """See `Stream.settle`. Cheap when the results have been read."""
         self.finish()
+        for forward in self._unreported:
+            forward.count_whole(self.stats)
         self.link.poll()
+
+    def report(self) -> None:
+        """Tell the loader of every forward that ended. Between forwards that is done by the next one's first layer."""
         self._report(keep=0)
 
     def finish(self) -> None:
@@ -228,10 +236,17 @@ class ExpertStream:
             known = self._tables[layer] = (version, mx.array(slots.astype(np.uint32)))
         return known[1]
 
-    def host_ids(self, indices: mx.array, also: Sequence[mx.array]) -> NDArray[Any]:
-        """The one host read of a layer: router ids, and what else is wanted with them. All earlier graphs end here."""
+    def host_ids(self, indices: mx.array, beside: Sequence[mx.array]) -> NDArray[Any]:
+        """The one host read of a layer: router ids. All earlier graphs end here.
+
+        `beside` is what else the layer computes whatever the ids say: the device goes on with it while the host looks.
+        """
         self._keep_tail()
-        mx.eval(indices, *also, *self._tails)
+        mx.async_eval(indices, *self._tails)  # type: ignore[no-untyped-call]
+        if beside:
+            mx.async_eval(*beside)  # type: ignore[no-untyped-call]
+        self._report(keep=0)  # the forward before this one, while the device has something to do
+        mx.eval(indices, *self._tails)
         self._tails.clear()
         self.residency.finished()
         self.stats.host_reads += 1

@@ -41,19 +41,19 @@ class StreamedSwitchGLU(Module):
             stream.built(layer, indices, weights, y, None)
             return y
         guesses = [] if self.lookahead is None or residual is None else self.lookahead.guess(residual, beside)
-        ids = stream.host_ids(indices, guesses)
+        ids = stream.host_ids(indices, (*beside, *guesses))
         slots = stream.residency.table(layer).take(ids)
         missed = 0
         if slots.min() < 0:
             tell, guesses = partial(self._tell, guesses), []
-            y, missed = gather_in_waves(stream, layer, self.activation, x, ids, beside, tell)
+            y, missed = gather_in_waves(stream, layer, self.activation, x, ids, tell)
         else:
             stream.residency.read(layer, slots)
             if stream.verifier is not None:
                 stream.verifier.check(layer, ids, slots, stream.stats)
             y = stream.planes[self.bank].gather(x, mx.array(slots.astype(np.uint32)), self.activation)
             # Computed while Python builds what follows up to the next host read.
-            mx.async_eval(y, *beside)  # type: ignore[no-untyped-call]
+            mx.async_eval(y)  # type: ignore[no-untyped-call]
         stream.built(layer, ids, weights, y, missed)
         self._tell(guesses)
         return y

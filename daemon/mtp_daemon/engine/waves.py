@@ -59,56 +59,55 @@ class _Rows:
 
 
 def gather_in_waves(
-    stream: ExpertStream,
-    layer: int,
-    activation: Activation,
-    x: mx.array,
-    ids: NDArray[Any],
-    beside: Sequence[mx.array],
-    asked: Callable[[], None],
+    stream: ExpertStream, layer: int, activation: Activation, x: mx.array, ids: NDArray[Any], asked: Callable[[], None]
 ) -> tuple[mx.array, int]:
     """`(rows [..., K, H], experts that were missing)` for `x` `[..., H]` and router ids `[..., K]`.
 
     If the layer's distinct experts fit the bank, one Need asks for all that are missing. Otherwise they come in waves
-    of half the bank, each expert asked for once: while one wave is computed, the next is read. `beside` is what else
-    may be computed meanwhile. `asked` is called once the first Need is on its way: for what the loader may be told
-    after it. A wave ends with nothing held but the slots that are still being read.
+    of half the bank, each expert asked for once: while one wave is computed, the next is read. `asked` is called once
+    the first Need is on its way: for what the loader may be told after it. A wave ends with nothing held but the slots
+    that are still being read.
     """
     residency, link = stream.residency, stream.link
     rows = _Rows(stream, layer, activation, x, ids)
     distinct = np.unique(ids)
-    slots = residency.table(layer)[distinct]
-    hits, todo = distinct[slots != ABSENT], distinct[slots == ABSENT].tolist()
+    hits, todo = _split(stream, layer, distinct)
     missed, tokens, events = len(todo), ids.size // ids.shape[-1], stream.events(layer, distinct.tolist())
-    residency.read(layer, slots[slots != ABSENT])
-    size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
-    waiting = len(hits) + size <= residency.capacity(layer)
-    if not waiting:  # the hits leave no room for a wave: they are computed first and then given up as the loader asks
-        mx.async_eval(beside)  # type: ignore[no-untyped-call]
+    room = len(hits) + _wave_size(len(distinct), missed, residency.capacity(layer)) <= residency.capacity(layer)
+    if not room or len(hits) >= missed:  # the longer half begins first
         rows.compute(hits)
+        hits = hits[:0]
+    if not room:  # the hits are given up as the loader asks
         stream.finish()
     while todo:
+        size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
         wave, todo = todo[:size], todo[size:]
         stream.stats.waves += 1
         mark = residency.next_mark()
         demand = link.ask(layer, wave, tokens=tokens, events=events)
+        rows.compute(hits)
+        hits = hits[:0]
         if events:
             asked()
         events = ()  # told once, by the first wave
-        if waiting:
-            mx.async_eval(beside)  # type: ignore[no-untyped-call]
-            rows.compute(hits)
-            waiting = False
         older = len(rows.parts)
         while arrived := link.collect(demand):
             rows.compute(arrived)
         if demand.missing:  # the pool became smaller meanwhile
             todo = sorted(demand.missing) + todo
             stream.finish()
-            size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
         elif todo:
-            _make_room(stream, layer, rows.parts[:older], mark, min(size, len(todo)))
+            next_size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
+            _make_room(stream, layer, rows.parts[:older], mark, next_size)
     return rows.result(), missed
+
+
+def _split(stream: ExpertStream, layer: int, distinct: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
+    """The experts that are resident, marked as read, and those that are missing."""
+    slots = stream.residency.table(layer)[distinct]
+    here = slots != ABSENT
+    stream.residency.read(layer, slots[here])
+    return distinct[here], distinct[~here].tolist()
 
 
 def _wave_size(distinct: int, missing: int, capacity: int) -> int:
