@@ -113,6 +113,17 @@ def test_forecast_learns_who_follows_whom(hot: int) -> None:
     assert policy.victims(3, ())[-1] == hot
 
 
+def test_forecast_remembers_what_led_to_a_visit() -> None:
+    """9 is followed by 2 after a 1 and by 4 after a 3: the last visit alone cannot tell them apart."""
+    for ending, expected in (((1, 9), 2), ((3, 9), 4)):
+        policy = Forecast()
+        play(policy, [(1,), (9,), (2,), (7,), (8,), (3,), (9,), (4,), (5,), (6,)] * 12)
+        play(policy, [(ending[0],), (ending[1],)])
+        ranked = [expert_of(key) for key in policy.victims(10, ())]
+        other = 6 - expected
+        assert ranked.index(expected) > ranked.index(other), (ending, ranked)
+
+
 def test_a_primed_forecast_begins_with_what_an_earlier_run_learned() -> None:
     """Warm start: without it the first victims are blind, and what was loaded as likely goes as soon as anything."""
     policy = Forecast()

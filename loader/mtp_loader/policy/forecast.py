@@ -21,15 +21,14 @@ _FOLLOWERS_FLOOR = np.float32(0.02)
 _NOTHING = np.float32(1e-6)
 _OLDEST = np.float32(200.0)
 _MEMORY = 256
-_SHARPNESS = 4.0
+_SHARPNESS, _CONTEXT = 4.0, np.float32(0.4)
 _AFTER = np.array([1.0, 0.5, 0.25, 0.125], dtype=np.float32)
 _RATE = np.float32(0.05)
 _STEEPEST = np.float32(10.0)
 _SURE = np.float32(0.999)
 _START = (0.0, 0.7, 0.0, 0.0, 0.7)
 _PHASE = 1.0
-_UNSEEN = -8.0
-_WIDTH = 64
+_UNSEEN, _WIDTH = -8.0, 64
 
 
 class _Layer:
@@ -53,6 +52,7 @@ class _Layer:
         self.lowest = 0  # where `ranked` is lowest, once refreshed
         self.memory = np.zeros((2 * _MEMORY, 0), dtype=np.float32)  # rows in order of time, moved down when full
         self.filled = 0
+        self.likeness = np.zeros(0, dtype=np.float32)  # of the visits before the last to it
 
     def widen(self, expert: int) -> None:
         """Room for `expert`: columns grow in powers of two, so that what a model has need not be told."""
@@ -120,11 +120,18 @@ class _Layer:
         return newest
 
     def _followers(self, newest: Row, asked: int) -> Row | float:
-        """Who was asked for within four visits after one that looked like this: kernel regression over the last 256."""
-        seen = self.memory[max(self.filled - _MEMORY, 0) : self.filled]
-        if len(seen) < 3:
+        """Who was asked for within four visits after one that looked like this: kernel regression over the last 256.
+
+        Two visits are alike by the experts they share, and somewhat by how alike the visits before them were.
+        """
+        if self.filled < 3:
             return 0.0
-        alike = np.exp((seen[:-1] @ newest) * np.float32(_SHARPNESS / asked))
+        seen = self.memory[max(self.filled - _MEMORY, 0) : self.filled]
+        likeness = seen[:-1] @ newest
+        before = self.likeness[1 - len(likeness) :]
+        likeness[len(likeness) - len(before) :] += before * _CONTEXT
+        self.likeness = likeness
+        alike = np.exp(likeness * np.float32(_SHARPNESS / asked))
         followed = np.zeros(len(seen), dtype=np.float32)
         followed[1:] = np.convolve(alike, _AFTER)[: len(alike)]
         followed *= _ONE / np.add.reduce(followed)
