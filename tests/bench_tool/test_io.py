@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,15 @@ def test_a_choice_is_kept_for_its_file_system_and_no_other(tmp_path: Path) -> No
     file.write_text(json.dumps({"another": kept[file_system_of(tmp_path)]}))
     assert recall(tmp_path / "state", tmp_path) is None
     assert sorted(p.name for p in file.parent.iterdir()) == [NAME], "nothing half-written stays"
+
+
+def test_a_file_system_is_known_by_its_id_and_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for fsid, blocks in ((1, 100), (2, 100), (1, 200)):
+        found = SimpleNamespace(f_fsid=fsid, f_blocks=blocks, f_frsize=4096)
+        monkeypatch.setattr("mtp_loader.pool.disk_choice.os.statvfs", lambda _, found=found: found)
+        names.add(file_system_of(Path("any")))
+    assert len(names) == 3
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"%s": {"readers": 0, "direct": true, "gb_per_s": 1}}', '{"%s": 3}'])

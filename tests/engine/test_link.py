@@ -176,6 +176,20 @@ def test_hello_comes_after_the_running_graph(checkpoint: Path, serve: Callable[.
     assert not stream.residency.held(3) and not stream.residency.resident
 
 
+def test_what_came_unasked_is_counted_with_its_bytes(checkpoint: Path, serve: Callable[..., Any]) -> None:
+    served = serve(checkpoint, 0.5)
+    stats = served.stream.stats
+    served.loader.say(Filled(None, (Resident(0, 0, 0), Resident(0, 1, 1))))
+
+    def arrived() -> bool:
+        served.stream.link.poll()
+        return stats.prefetched == 2
+
+    until("the prefetched experts arrive", arrived)
+    assert stats.prefetched_bytes == 2 * served.stream.geometry.banks[0].source_bytes
+    assert (stats.hits, stats.misses, stats.bytes_read) == (0, 0, 0)
+
+
 def test_messages_of_another_life_are_dropped_and_counted(checkpoint: Path, serve: Callable[..., Any]) -> None:
     """A socket can deliver a dead peer's queue: a Filled of another epoch must not become part of the map."""
     served = serve(checkpoint, 0.5)
