@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Literal
 
 import psutil
@@ -98,17 +99,20 @@ class Trouble:
         return True
 
     def _stop(self, roles: tuple[str, ...]) -> bool:
-        """SIGSTOP for a while, then SIGCONT: nobody is killed for it."""
+        """SIGSTOP for a while, then SIGCONT: nobody is killed for it. One that was just killed may be named still."""
         pids = self._service.pids()
-        chosen = [psutil.Process(pids[role]) for role in roles if role in pids]
-        for process in chosen:
-            process.suspend()
+        stopped = []
+        for role in roles:
+            with suppress(KeyError, psutil.NoSuchProcess):
+                process = psutil.Process(pids[role])
+                process.suspend()
+                stopped.append(process)
         time.sleep(self._rng.uniform(*_STOPPED_S))
-        for process in chosen:
-            if process.is_running():
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
                 process.resume()
         self.whole_at = time.monotonic()
-        return bool(chosen)
+        return bool(stopped)
 
     def _resize(self) -> str:
         share = self._rng.choice(_SIZES)
