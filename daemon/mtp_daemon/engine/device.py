@@ -11,13 +11,27 @@ CACHE_BYTES = 64 << 20
 def use_device() -> str:
     """ "cpu" or "metal". Called once, by the MLX thread, before anything is computed.
 
-    Linux: the CPU backend, also where a CUDA build is installed: the pool's view is made for it. macOS: Metal; the
-    dense weights and the pool are wired as far as the system recommends, so that the pool is not paged out between
-    two tokens.
+    Linux: the CPU backend, also where a CUDA build is installed: the pool's view is made for it. macOS: Metal.
     """
     mx.set_cache_limit(CACHE_BYTES)
     if sys.platform != "darwin":
         mx.set_default_device(mx.cpu)
         return "cpu"
-    mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     return "metal"
+
+
+def wire(budget_bytes: int) -> None:
+    """Metal: keep what the service was sized for, pool, dense weights and caches, from being paged out between two
+
+    tokens; never more than the system recommends. Other backends have nothing to wire.
+    """
+    if sys.platform == "darwin":
+        recommended = int(mx.device_info()["max_recommended_working_set_size"])
+        mx.set_wired_limit(min(budget_bytes + CACHE_BYTES, recommended))
+
+
+def release() -> None:
+    """On the way out: nothing stays wired, no freed buffer is kept."""
+    if sys.platform == "darwin":
+        mx.set_wired_limit(0)
+    mx.clear_cache()

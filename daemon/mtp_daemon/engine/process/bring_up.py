@@ -9,7 +9,7 @@ import zmq
 
 from mtp_daemon.engine.decode.target import Target
 from mtp_daemon.engine.depth import make_controller
-from mtp_daemon.engine.device import use_device
+from mtp_daemon.engine.device import use_device, wire
 from mtp_daemon.engine.expert_link import Limits
 from mtp_daemon.engine.model import Loaded, flat, load_streamed
 from mtp_daemon.engine.mtp.head import MtpHead
@@ -69,6 +69,8 @@ def bring_up(
     facts = {**loaded.facts, **_facts(loaded, head, vocabulary), **own}
     controller = make_controller(settings.depth, loaded.facts["model_type"])
     most = min(settings.context, longest)
+    caches = loaded.facts["kv_bytes_per_token"] * most + loaded.facts["state_bytes"]
+    wire(pool.layout.nbytes + loaded.facts["dense_bytes"] + caches)
     return Serving(settings, target, stream, vocabulary, most, controller, facts), pool.layout.generation
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import zmq
 
+from mtp_daemon.engine.device import release
 from mtp_daemon.engine.errors import EngineBug, EngineError, EngineStopping
 from mtp_daemon.engine.process.answering import answer
 from mtp_daemon.engine.process.bring_up import bring_up
@@ -96,3 +97,5 @@ def _leave(serving: Serving) -> None:
         serving.stream.close()
     except (EngineError, ProtocolError) as error:
         log.info("while leaving: %s", error)
+    finally:
+        release()
