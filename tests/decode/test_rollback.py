@@ -13,7 +13,6 @@ from mtp_daemon.engine.decode.decoder import Decoder
 from mtp_daemon.engine.decode.gated_delta import DeltaCache, recording_deltas
 from mtp_daemon.engine.decode.rollback import Snapshot, one_at_a_time
 from mtp_daemon.engine.decode.settings import DecodeSettings
-from mtp_daemon.engine.draft.interface import scripted
 from mtp_daemon.engine.errors import EngineBug, EnvironmentFailed, RequestRefused
 from mtp_daemon.engine.sampling import Chooser
 from mtp_protocol.sampling import Sampling
@@ -28,6 +27,7 @@ from support.decoding import (
     reference,
     right_then_wrong,
     run,
+    scripted,
     target,
     wrong,
 )

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mtp_daemon.engine.depth import RoundTimes
-from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
+from mtp_daemon.engine.draft.interface import Candidates, DraftSource
 from mtp_daemon.engine.errors import EngineBug
 from support.decoding import (
     Scripted,
@@ -18,6 +18,7 @@ from support.decoding import (
     reference,
     right_then_wrong,
     run,
+    scripted,
     target,
     wrong,
 )

@@ -8,10 +8,10 @@ import pytest
 from mtp_daemon.engine.decode.decoder import Decoder
 from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.decode.target import Target
-from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
+from mtp_daemon.engine.draft.interface import Candidates, DraftSource
 from mtp_daemon.engine.sampling import Chooser
 from mtp_protocol.sampling import Sampling
-from support.decoding import Scripted, assert_like_fresh, decoder, prompt_of, right_then_wrong, run, target
+from support.decoding import Scripted, assert_like_fresh, decoder, prompt_of, right_then_wrong, run, scripted, target
 
 SETTINGS = {
     "plain": {"temperature": 1.0},

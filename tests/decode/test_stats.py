@@ -7,8 +7,19 @@ import pytest
 
 from mtp_daemon.engine.decode.stats import RoundStats
 from mtp_daemon.engine.depth import RoundTimes
-from mtp_daemon.engine.draft.interface import Candidates, DraftSource, scripted
-from support.decoding import Scripted, decoder, oracle, prompt_of, reference, right_then_wrong, run, target, wrong
+from mtp_daemon.engine.draft.interface import Candidates, DraftSource
+from support.decoding import (
+    Scripted,
+    decoder,
+    oracle,
+    prompt_of,
+    reference,
+    right_then_wrong,
+    run,
+    scripted,
+    target,
+    wrong,
+)
 
 
 def test_a_scripted_pattern_counted_by_hand() -> None:

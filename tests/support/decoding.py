@@ -13,7 +13,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mtp_daemon.engine.decode.decoder import Decoder
 from mtp_daemon.engine.decode.settings import DecodeSettings
 from mtp_daemon.engine.decode.target import Target
-from mtp_daemon.engine.draft.interface import Candidates, Drafter, DraftSource, scripted
+from mtp_daemon.engine.draft.interface import Candidates, Drafter, DraftSource
 from mtp_daemon.engine.mtp.head import MtpHead, head_args
 from mtp_daemon.engine.mtp.track import HeadTrack
 from mtp_daemon.engine.stream import ResidentStream
@@ -22,6 +22,15 @@ from mtp_protocol.sampling import Sampling
 from support.checkpoints import make_head_weights, make_model
 
 VOCAB = 512
+
+
+def scripted(*paths: Sequence[int], together: bool = False) -> Candidates:
+    """Paths whose tokens are known: what a drafter that is no head gives. Tokens shared with the first are counted."""
+    shares = [0]
+    for path in paths[1:]:
+        same = [a == b for a, b in zip(path, paths[0], strict=True)]
+        shares.append(same.index(False) if False in same else len(same))
+    return Candidates(paths, None, [[None] * len(path) for path in paths], shares, together=together)
 
 
 def random_head(family: str, model: Any, seed: int = 0) -> MtpHead:

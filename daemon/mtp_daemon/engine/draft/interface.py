@@ -88,12 +88,3 @@ class Drafter(Protocol):
     def draft(self, source: DraftSource, depth: int) -> Candidates | None:
         """Up to `depth` (at least 1) tokens that may follow; None when nothing is worth a verify."""
         ...
-
-
-def scripted(*paths: Sequence[int], together: bool = False) -> Candidates:
-    """Paths whose tokens are known: what a drafter that is no head gives. Tokens shared with the first are counted."""
-    shares = [0]
-    for path in paths[1:]:
-        same = [a == b for a, b in zip(path, paths[0], strict=True)]
-        shares.append(same.index(False) if False in same else len(same))
-    return Candidates(paths, None, [[None] * len(path) for path in paths], shares, together=together)
