@@ -12,10 +12,9 @@ from mtp_client.mailbox import Event
 from mtp_client.stats import stats_block
 from mtp_protocol.client_messages import Accepted, Finished, Progress, Reason, TokenLogprobs, Tokens
 
-# A wait shorter than this is not worth a line; a terminal's line may move faster than a log's.
+# A wait shorter than this is not worth a line.
 _QUIET_S = 0.5
-_TERMINAL_EVERY_S = 0.1
-_LOG_EVERY_S = 5.0
+_EVERY_S = 0.1
 
 
 class Output(ABC):
@@ -78,20 +77,19 @@ class TextOutput(Output):
 
 
 class ProgressLine:
-    """What a request waits for: one line rewritten on a terminal, a line now and then in a log."""
+    """What a request waits for: one line rewritten on a terminal. A script's log stays free of it (`--json` has it)."""
 
     def __init__(self, err: TextIO) -> None:
         self._err = err
         self._terminal = err.isatty()
-        self._born = time.monotonic()
-        self._next = self._born + _QUIET_S
+        self._next = time.monotonic() + _QUIET_S
         self._shown = False
 
     def show(self, phase: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if now < self._next:
+        if not self._terminal or now < self._next:
             return
-        self._next = now + (_TERMINAL_EVERY_S if self._terminal else _LOG_EVERY_S)
+        self._next = now + _EVERY_S
         match phase:
             case "queued":
                 text = f"waiting: {max(0, total - done)} before us"
@@ -99,9 +97,9 @@ class ProgressLine:
                 text = f"the engine was restarted; reading again: {done} of {total} tokens"
             case _:
                 text = f"reading the prompt: {done} of {total} tokens"
-        self._err.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._err.write(f"\r\x1b[K{text}")
         self._err.flush()
-        self._shown = self._terminal
+        self._shown = True
 
     def clear(self) -> None:
         if self._shown:

@@ -181,13 +181,20 @@ def test_daemon_dies_mid_stream() -> None:
         assert "the mtpd service died" in errors and "Traceback" not in errors
 
 
-def test_progress_is_shown() -> None:
-    """During a long prefill standard error shows how far it is."""
+def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
+    """During a long prefill a person sees how far it is; what a script keeps of standard error are errors."""
     slow = {"engine": [{"token_every_s": 0.2, "prefill_steps": 6}]}
     with FrontProcess(slow).wait_ready() as front:
-        done = run("hi", "-n", "1", "--run-dir", str(front.run_dir))
-    assert done.returncode == 0
-    assert "reading the prompt:" in done.stderr and "of 6 tokens" in done.stderr
+        command = [*CLIENT, "hi", "-n", "1", "--run-dir", str(front.run_dir)]
+        ours, theirs = os.openpty()
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as client:
+            quiet = run("hi", "-n", "1", "--run-dir", str(front.run_dir))
+            assert client.wait(DEADLINE_S) == 0
+        shown = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        os.close(theirs)
+    assert "reading the prompt:" in shown and "of 6 tokens" in shown
+    assert (quiet.returncode, quiet.stderr) == (0, "")
 
 
 def test_imports_are_few() -> None:
