@@ -1,6 +1,8 @@
 """The commands end to end on the demo model, small: what they print, write and draw."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -72,3 +74,29 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
     with pytest.raises(SystemExit, match="2"):
         main(["spec", "demo", "--picture", "p.gif"])
     assert ".svg or .png" in capsys.readouterr().err
+
+
+_STARTED = """
+import time
+from mtp_daemon.bench import cli
+from mtp_daemon.bench.commands import io
+
+def run(args):
+    try:
+        print("measuring", flush=True)
+        time.sleep(60)
+    finally:
+        print("what was started is ended", flush=True)
+
+io.run = run
+cli.main(["io", "demo"])
+"""
+
+
+def test_a_command_that_is_terminated_ends_what_it_started() -> None:
+    with subprocess.Popen([sys.executable, "-c", _STARTED], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "measuring\n"
+        command.terminate()
+        assert command.stdout.read() == "what was started is ended\n"
+    assert command.returncode == 143

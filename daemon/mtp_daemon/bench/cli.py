@@ -2,8 +2,10 @@
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from mtp_client.errors import ClientError
 from mtp_daemon.errors import DaemonError, EnvironmentFailure
@@ -17,9 +19,10 @@ COMMANDS = {
     "serve": "many clients at once: first tokens, time a token, fairness, what the front adds",
     "stream": "decode and prefill by pool share, beside mlx-lm with everything resident and the disk's bound",
 }
+_TERMINATED = 143
 _EPILOG = """\
 Exit codes: 0 measured, 1 something failed while measuring, 2 a wrong option, 4 the machine failed us,
-130 interrupted.
+130 interrupted, 143 terminated. Whatever the command started ends with it.
 Everything compared is measured in turn in one run; figures are medians with minimum and maximum. Use a quiet machine.
 """
 
@@ -43,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     args = parser.parse_args(words)
+    with suppress(ValueError):  # not the main thread: whoever runs us there ends us some other way
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that what we started ends with us
     try:
         code: int = args.run(args)
     except (DaemonError, LoaderError) as error:

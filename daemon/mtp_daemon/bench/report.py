@@ -18,6 +18,10 @@ from mtp_daemon.errors import UserError
 from mtp_loader.chart import Chart, check_drawable, draw
 from mtp_loader.errors import LoaderError
 
+# Before our own measurement weighs in: commands import this as they begin.
+_LOAD_AT_START = os.getloadavg()[0]
+_BUSY_LOAD = 0.5
+
 
 @dataclass(frozen=True)
 class Report:
@@ -49,6 +53,11 @@ def emit(args: argparse.Namespace, command: str, report: Report) -> None:
         print(json.dumps(_whole(args, command, report), default=_plain))
     else:
         print(report.text)
+    if _LOAD_AT_START > _BUSY_LOAD:
+        print(
+            f"the machine was busy at the start (load {_LOAD_AT_START:.1f}): measure again on a quiet one",
+            file=sys.stderr,
+        )
     try:
         if args.json not in (None, "-"):
             text = json.dumps(_whole(args, command, report), default=_plain, indent=1)
@@ -69,7 +78,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
-        "load_before": os.getloadavg()[0],
+        "load_at_start": _LOAD_AT_START,
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("mtpd", "mlx", "mlx-lm")},
     }
