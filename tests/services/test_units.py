@@ -51,7 +51,8 @@ def test_the_unit_keeps_its_promises(tmp_path: Path, key: str) -> None:
 def test_the_property_list_parses_and_names_our_paths(tmp_path: Path) -> None:
     agent = plistlib.loads(render(ODD, _places(tmp_path), "darwin").encode())
     assert agent["ProgramArguments"] == [str(ODD), "serve", "--config", str(tmp_path / "a b" / "c.toml")]
-    assert agent["StandardErrorPath"] == str(tmp_path / "logs" / "mtpd.log")
+    assert agent["StandardErrorPath"] == str(tmp_path / "logs" / "mtpd.out")
+    assert agent["EnvironmentVariables"]["MTPD_LOG_FILE"] == str(tmp_path / "logs" / "mtpd.log")
     assert agent["KeepAlive"] == {"SuccessfulExit": False}
     assert agent["ThrottleInterval"] >= 10, "launchd must not restart in a fast loop"
     assert agent["EnvironmentVariables"]["MTPD_SERVICE_MANAGER"] == "launchd"

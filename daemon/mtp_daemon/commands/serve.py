@@ -2,11 +2,11 @@
 
 import argparse
 import logging
-import sys
 from pathlib import Path
 
 from mtp_daemon.config import add_flags, flags_given, load_settings
 from mtp_daemon.errors import UserError
+from mtp_daemon.services.own_log import log_handler
 from mtp_daemon.state_directory import state_directory
 from mtp_loader.store.resolve import resolve_model
 from mtp_protocol.run_directory import default_run_directory
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     # Imported here: `mtpd --help` and `mtpd status` need no part of the front.
     from mtp_daemon.front.serve import serve
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler()])
     settings = load_settings(args.config, flags_given(args))
     if settings.model is None:
         raise UserError("no model: give a directory or an id, as in `mtpd serve demo`, or set model in the file")

@@ -74,7 +74,13 @@ def log_command(follow: bool, platform: str = sys.platform, where: Places | None
             "was started by hand writes to its terminal, and its children to logs/ in its run directory"
         )
     if platform == "darwin":
-        return ["tail", "-n", "200", *(["-F"] if follow else []), str(where.logs / "mtpd.log")]
+        return [
+            "tail",
+            "-n",
+            "200",
+            *(["-F"] if follow else []),
+            *(str(where.logs / f"mtpd.{x}") for x in ("out", "log")),
+        ]
     return ["journalctl", "--user", "-u", SYSTEMD_UNIT, "-n", "200", *(["-f"] if follow else ["--no-pager"])]
 
 
