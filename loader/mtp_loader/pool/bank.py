@@ -83,6 +83,14 @@ class BankSlots(BankFills):
                 fill.waiters.remove(ticket)
         ticket.missing.clear()
 
+    def begin(self) -> None:
+        """Begins to read what was just demanded into the FREE slots that there are: no read waits for a policy.
+
+        `pump` must follow: it chooses the victims and lets the policy hear of these reads, as if they began only then.
+        """
+        while self.writable and self.queue and self._may_take():
+            self._assign(self.queue[0], early=True)
+
     def pump(self) -> list[Ticket]:
         """Gets slots for what is queued and brings the reserve up; to be called after whatever may have freed one.
 
@@ -92,6 +100,7 @@ class BankSlots(BankFills):
         if self.writable:
             self._recall([s for s in self.slots.leaving if self._may_recall(s)])
             self._recall_victims()
+            self.hear_early()
             while self.queue and self._may_take():
                 ended += self._assign(self.queue[0])
             while self.unloaded_pins and self.prefetch(self.unloaded_pins[0]):
@@ -147,12 +156,12 @@ class BankSlots(BankFills):
         self.hold(ticket, slot)
         return True
 
-    def _assign(self, ticket: Ticket) -> list[Ticket]:
+    def _assign(self, ticket: Ticket, *, early: bool = False) -> list[Ticket]:
         key = ticket.queued.popleft()
         if not ticket.queued:
             self.queue.popleft()
         if key not in self.slots.slot_of:
-            slot = self.start(key, demand=True)
+            slot = self.start(key, demand=True, early=early)
             self.counters.misses += 1
             self.fills[slot].waiters.append(ticket)
             self.hold(ticket, slot)

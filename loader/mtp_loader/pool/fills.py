@@ -23,15 +23,27 @@ class BankFills:
         self.announced: set[int] = set()  # keys read ahead whose layer is still to come: no victims while others are
         self.greeted = False  # an engine has said Hello: it is told of every resident expert
         self._effects = effects
+        self._early: list[int] = []  # keys being read that the policy has not heard of
 
-    def start(self, key: int, *, demand: bool) -> int:
-        """Begins to read `key` into a FREE slot. The policy hears of it now, so that its order is that of demands."""
+    def start(self, key: int, *, demand: bool, early: bool = False) -> int:
+        """Begins to read `key` into a FREE slot. The policy hears of it now, so that its order is that of demands;
+
+        `early`: by `hear_early`, which must follow before anything else happens.
+        """
         slot = self.slots.take(key)
-        if key not in self.pins:
-            self.policy.insert(key)
+        self._early.append(key)
+        if not early:
+            self.hear_early()
         self.fills[slot] = Fill(key, demand)
         self._effects.append(StartFill(self.bank, slot, layer_of(key), expert_of(key), demand))
         return slot
+
+    def hear_early(self) -> None:
+        """The policy hears of the reads that began before it chose the victims."""
+        for key in self._early:
+            if key not in self.pins:
+                self.policy.insert(key)
+        self._early.clear()
 
     def filled(self, slot: int) -> list[Ticket]:
         """The read is done; returns the tickets it was the last expert of."""

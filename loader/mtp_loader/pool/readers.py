@@ -4,6 +4,7 @@ Prefetches never take all threads, so that a demand finds one. A prefetch whose 
 and is moved to the demands when one comes for it. Results are handed over by `results`, after `wake` was called.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -61,6 +62,10 @@ class ReaderThreads:
             self._tasks[place.bank, place.slot] = task
             (self._demands if demand else self._prefetches).append(task)
             self._ready.notify(len(task.pieces))
+
+    def hand_over(self) -> None:
+        """Lets the threads begin what was submitted: they need the interpreter's lock, and perhaps this very core."""
+        os.sched_yield()
 
     def promote(self, bank: int, slot: int) -> None:
         """A prefetch is demanded now; nothing happens to one that is over already."""

@@ -9,7 +9,7 @@ slot, until that engine's `hello` says that it dropped its map, or the front say
 """
 
 from collections import ChainMap, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from mtp_loader.errors import LoaderBug
 from mtp_loader.policy.interface import Policy, expert_of, key_of, layer_of
@@ -93,10 +93,12 @@ class SlotTable:
 
     # -- demands ---------------------------------------------------------------------------------------------------
 
-    def need(self, need: Need) -> None:
+    def need(self, need: Need, begun: Callable[[], None] = lambda: None) -> None:
         """A wave's misses, in place of whatever was asked before; reads under way go on and are announced.
 
-        One that cannot be served is answered by FillFailed, never left waiting.
+        `begun` is called when the reads that need no victim can begin, before any victim is chosen: the effects so far
+        may be drained, and the policies told what they should know. A Need that cannot be served is answered by
+        FillFailed, never left waiting.
         """
         keys = sorted({key_of(need.layer, expert) for expert in need.experts})
         reason = self.refusal(need)
@@ -111,6 +113,8 @@ class SlotTable:
         ticket = Ticket(need.ticket, need.layer, deque(keys), set(keys), list(dict.fromkeys(need.held_slots)))
         self._tickets[need.ticket] = bank, ticket
         ready = bank.demand(ticket)
+        bank.begin()
+        begun()
         self._pump()
         if ready or not keys:
             residents = tuple(bank.resident(key) for key in ready)

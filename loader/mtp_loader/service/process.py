@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 OK, ENVIRONMENT, USER, BUG = 0, 1, 2, 70
 _OPEN_FILES = 4096  # macOS starts a process with 256
+# Readers that were woken take the interpreter's lock from the main thread after so long, in seconds; by default it is a
+# hundred times that, and reads would begin when the bookkeeping of their demand is over.
+_SWITCH_S = 5e-5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,6 +67,7 @@ def _run(
     args: argparse.Namespace, context: "zmq.Context[Any]", front: FrontSocket, lifeline: Lifeline, wake: Wake
 ) -> int:
     settings = parse_settings(args.settings)
+    sys.setswitchinterval(_SWITCH_S)
     _raise_file_limit()
     source = open_source(args.model, widen=settings.widen, head=settings.head)
     settings = settings.fitted(recall(settings.state_dir, source.files[0]))
