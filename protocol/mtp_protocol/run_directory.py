@@ -21,15 +21,26 @@ def default_run_directory() -> Path:
 
 
 def socket_directory(run_directory: Path) -> Path:
-    """The directory that holds the sockets: the run directory, or a short one derived from a long name.
+    """The directory that holds the sockets: the run directory, or a short one derived from a name that is too long, or
+
+    that is not UTF-8 and so none that ZeroMQ's binding takes.
 
     Both must be private (mode 0700, owned by the user); who creates them checks that.
     """
     absolute = Path(os.path.abspath(run_directory))
-    if len(os.fsencode(absolute)) + _LONGEST_NAME <= SOCKET_PATH_LIMIT:
+    name = os.fsencode(absolute)
+    if len(name) + _LONGEST_NAME <= SOCKET_PATH_LIMIT and _is_text(name):
         return absolute
-    digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
+    digest = hashlib.sha256(name).hexdigest()[:16]
     return Path(f"/tmp/mtpd-{os.getuid()}-{digest}")
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def client_address(run_directory: Path) -> str:

@@ -21,6 +21,13 @@ def test_every_socket_fits_whatever_the_run_directory(length: int) -> None:
     assert client_address(run).startswith(f"ipc://{socket_directory(run)}/")
 
 
+def test_a_name_that_is_not_utf8_has_sockets_elsewhere() -> None:
+    """ZeroMQ's binding takes no such address: the service could not even start there."""
+    odd = Path(os.fsdecode(b"/run/od\xff"))
+    client_address(odd).encode()
+    assert socket_directory(odd) != socket_directory(Path(os.fsdecode(b"/run/od\xfe")))
+
+
 def test_two_long_directories_do_not_share_sockets() -> None:
     assert socket_directory(Path("/" + "a" * 150)) != socket_directory(Path("/" + "b" * 150))
 

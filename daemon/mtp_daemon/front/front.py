@@ -197,7 +197,7 @@ class Front:
         self._lineup.served = True
         self._phase = "serving"
         self._watchdog.ready(f"serving {self._model.name}")
-        self._say(f'ready: mtp-client --run-dir {self._lock.run_directory} "your prompt"')
+        self._say(f'ready: mtp-client --run-dir {shown(self._lock.run_directory)} "your prompt"')
 
     def _drain(self, deadline_s: float) -> None:
         """Take nothing new; the running answer may end until the deadline."""
@@ -238,7 +238,7 @@ class Front:
             "phase": self._phase,
             "pid": os.getpid(),
             "model": shown(self._model),
-            "run_dir": str(self._lock.run_directory),
+            "run_dir": shown(self._lock.run_directory),
             "tcp": None if (curve := self._port.curve) is None else {"at": curve.address, "refused": curve.refused},
             "running_s": round(self._clock.now, 3),
             "stopped_s": round(self._clock.stopped_s, 3),
