@@ -59,6 +59,14 @@ class Need:
 
 
 @dataclass(frozen=True)
+class Fed:
+    """A forward of the model (not of its head) begins, over these ids. Not sent while every expert is resident."""
+
+    step: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Hint:
     """What upcoming layers will probably route to: per layer, (expert, weight) pairs, weight in 0..1."""
 
@@ -153,8 +161,8 @@ class Limit:
     slots: tuple[int, ...]
 
 
-ToLoader = Hello | Need | Hint | Used | Released | Bye
+ToLoader = Hello | Need | Fed | Hint | Used | Released | Bye
 ToEngine = Welcome | Filled | Recall | FillFailed | Limit
 
-to_loader: Codec[ToLoader] = Codec(Hello, Need, Hint, Used, Released, Bye)
+to_loader: Codec[ToLoader] = Codec(Hello, Need, Fed, Hint, Used, Released, Bye)
 to_engine: Codec[ToEngine] = Codec(Welcome, Filled, Recall, FillFailed, Limit)

@@ -14,8 +14,9 @@ def live(gate: ProfitGate, forwards: int, chance: float, precision: float, gain_
         for i in range(10):
             read = gate.admits(chance)
             reads += read
-            gate.judge(chance, right=i < precision * 10, read=read)
+            gate.judge(chance, right=i < precision * 10)
             if read:
+                gate.was_read(right=i < precision * 10)
                 (gate.saved if gain_s > 0 else gate.harmed)(abs(gain_s))
         gate.forward_done()
     return reads
@@ -62,7 +63,7 @@ def test_waste_raises_the_precision_asked_for() -> None:
     live(gate, 5, 0.8, 1.0, 0.001)
     assert gate.precision_asked < before
     for _ in range(20):
-        gate.judge(0.8, right=False, read=True)
+        gate.was_read(right=False)
     gate.forward_done()
     assert gate.precision_asked > before - 0.02
 
@@ -103,6 +104,24 @@ def test_what_a_prefetch_displaced_is_charged_to_it() -> None:
     assert a.request(1, resident=False) == "displaced"
     assert a.request(2, resident=False) == "as without"
     assert a.request(1, resident=False) == "as without"
+
+
+def test_who_left_for_a_prefetch_that_was_right_would_have_left_anyway() -> None:
+    """The demand would have taken a slot as well: charging the victim to the prefetch would pause what pays."""
+    a = Attributor()
+    a.prefetched(9)
+    a.evicted(1)
+    assert a.request(9, resident=True) == "covered"
+    assert a.request(1, resident=False) == "as without"
+
+
+def test_a_claim_two_layers_ahead_is_judged_apart() -> None:
+    """Stated earlier it is right less often; in one bucket with the later ones it would ride on their record."""
+    gate = ProfitGate()
+    for _ in range(50):
+        gate.judge(0.8, 1, right=True)
+        gate.judge(0.8, 2, right=False)
+    assert gate.admits(0.8, 1) and not gate.admits(0.8, 2)
 
 
 def test_a_cancelled_prefetch_never_was() -> None:

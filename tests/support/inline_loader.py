@@ -20,6 +20,7 @@ import zmq
 from mtp_loader.store.source import ExpertSource
 from mtp_protocol.expert_messages import (
     Bye,
+    Fed,
     Filled,
     FillFailed,
     Hello,
@@ -92,6 +93,7 @@ class InlineLoader:
         self.reads: list[Key] = []
         self.needs: list[Need] = []
         self.hints: list[Hint] = []
+        self.fed: list[Fed] = []
         self.used: list[Used] = []
         self.released: list[Released] = []
         self.errors: list[str] = []
@@ -233,6 +235,8 @@ class InlineLoader:
                     del bank.recalled[slot]  # KeyError: released without being asked
                     if slot < self.limits[bank_number]:
                         bank.free.append(slot)
+            case Fed():
+                self.fed.append(message)
             case Hint():
                 self.hints.append(message)
             case Used():

@@ -16,6 +16,7 @@ from mtp_daemon.engine.routing import Ran
 from mtp_daemon.engine.stream_stats import StreamStats
 from mtp_protocol.expert_messages import (
     Bye,
+    Fed,
     Filled,
     FillFailed,
     Hello,
@@ -96,7 +97,7 @@ class ExpertLink:
         for bank, slots in self._residency.release():
             self._socket.send(Released(bank, slots))
 
-    def send(self, message: Hint | Used) -> None:
+    def send(self, message: Fed | Hint | Used) -> None:
         """Lost while there is no loader, which costs knowledge and nothing else."""
         self._socket.send(message)
 

@@ -24,7 +24,7 @@ from mtp_daemon.engine.residency import Residency
 from mtp_daemon.engine.routing import DECODE, PROMPT, Forward, LayerRouting, Ran, distinct
 from mtp_daemon.engine.stream_stats import StreamStats
 from mtp_daemon.engine.verify import SlotVerifier
-from mtp_protocol.expert_messages import Hello, Resident
+from mtp_protocol.expert_messages import Fed, Hello, Resident
 from mtp_protocol.geometry import Geometry, PoolLayout
 
 __all__ = ["DECODE", "PROMPT", "ExpertStream", "ResidentStream", "Stream", "StreamSettings"]
@@ -43,6 +43,9 @@ class Stream(Protocol):
         before the last one's token is read.
         """
 
+    def announce(self, tokens: Sequence[int]) -> None:
+        """The model's next forward will be over these tokens. Where experts stream it reads them, if they are lazy."""
+
     def forward(self, tokens: Sequence[int], phase: int) -> AbstractContextManager[None]:
         """Surrounds one forward over `tokens` (ids; their number counts where they are not known yet)."""
 
@@ -59,6 +62,9 @@ class ResidentStream:
     @property
     def all_resident(self) -> bool:
         return True
+
+    def announce(self, tokens: Sequence[int]) -> None:
+        """Nobody reads ahead."""
 
     @contextmanager
     def forward(self, tokens: Sequence[int], phase: int) -> Iterator[None]:
@@ -149,6 +155,11 @@ class ExpertStream:
     @property
     def all_resident(self) -> bool:
         return self.residency.all_whole and self.verifier is None
+
+    def announce(self, tokens: Sequence[int]) -> None:
+        """See `Stream.announce`. Nothing is sent where nothing can miss, or where no guesses are wanted at all."""
+        if self.settings.hints_ahead and not self.residency.all_whole:
+            self.link.send(Fed(self._step + 1, tuple(tokens)))
 
     @contextmanager
     def forward(self, tokens: Sequence[int], phase: int) -> Iterator[None]:

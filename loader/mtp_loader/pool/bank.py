@@ -107,6 +107,10 @@ class BankSlots(BankFills):
                 self.unloaded_pins.popleft()
         return ended
 
+    def want_spare(self, slots: int) -> None:
+        """So many reads ahead wait for a FREE slot. A pool hardly larger than its minimum gives none up for that."""
+        self.spare = min(slots, max(0, (self.slots.limit - self.minimum) // 8))
+
     def prefetch(self, key: int) -> bool:
         """Starts to read `key` into a FREE slot that no demand waits for; true if the key is there or on its way."""
         if key in self.slots.slot_of:
@@ -207,7 +211,7 @@ class BankSlots(BankFills):
     def _recall_victims(self) -> None:
         queued = sum(len(ticket.queued) for ticket in self.queue)
         short = queued - self._supply()
-        wanted = short + self.reserve + (0 if queued else min(len(self.unloaded_pins), PIN_BURST))
+        wanted = short + self.reserve + self.spare + (0 if queued else min(len(self.unloaded_pins), PIN_BURST))
         if wanted > 0:
             victims = self.policy.victims(wanted, self)
             if len(victims) < short and self.announced:

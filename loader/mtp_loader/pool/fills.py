@@ -21,6 +21,7 @@ class BankFills:
         self.pins: set[int] = set()
         self.unloaded_pins: deque[int] = deque()
         self.announced: set[int] = set()  # keys read ahead whose layer is still to come: no victims while others are
+        self.spare = 0  # FREE slots wanted beside the reserve: for what is to be read ahead
         self.greeted = False  # an engine has said Hello: it is told of every resident expert
         self._effects = effects
         self._early: list[int] = []  # keys being read that the policy has not heard of

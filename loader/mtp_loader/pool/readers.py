@@ -19,12 +19,17 @@ from mtp_loader.store.source import Extent
 
 @dataclass(frozen=True)
 class FillResult:
-    """One expert's read is over; `error` says why it failed. `seconds` from its first byte asked to its last."""
+    """One expert's read is over; `error` says why it failed. `seconds` from its first byte asked to its last.
+
+    `began` is on the monotonic clock; `beside` is how many other experts were being read then.
+    """
 
     place: Place
     demand: bool
     error: str | None
     seconds: float
+    began: float
+    beside: int
 
 
 @dataclass(eq=False)
@@ -35,6 +40,7 @@ class _Task:
     pieces: deque[Extent] = field(default_factory=deque)
     running: int = 0
     began: float | None = None
+    beside: int = 0
     error: str | None = None
 
 
@@ -45,6 +51,7 @@ class ReaderThreads:
         self._reader, self._wake = reader, wake
         self._prefetch_limit = max(1, threads // 2)
         self._prefetching = 0
+        self._reading = 0  # experts whose read has begun and is not over
         self._ready = threading.Condition()
         self._demands: deque[_Task] = deque()
         self._prefetches: deque[_Task] = deque()
@@ -161,7 +168,9 @@ class ReaderThreads:
             queue.popleft()
         task.running += 1
         self._prefetching += not task.demand
-        task.began = time.monotonic() if task.began is None else task.began
+        if task.began is None:
+            task.began, task.beside = time.monotonic(), self._reading
+            self._reading += 1
         return task, piece
 
     def _piece_ended(self, task: _Task, error: str | None) -> bool:
@@ -179,9 +188,11 @@ class ReaderThreads:
             return task.running == 0 and not task.pieces
 
     def _finish(self, task: _Task) -> None:
-        seconds = time.monotonic() - (task.began or 0.0)
+        began = task.began or 0.0
+        seconds = time.monotonic() - began
         with self._ready:
+            self._reading -= 1
             del self._tasks[task.place.bank, task.place.slot]
-            self._results.append(FillResult(task.place, task.demand, task.error, seconds))
+            self._results.append(FillResult(task.place, task.demand, task.error, seconds, began, task.beside))
             self._ready.notify_all()
         self._wake()

@@ -9,7 +9,7 @@ slot, until that engine's `hello` says that it dropped its map, or the front say
 """
 
 from collections import ChainMap, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from mtp_loader.errors import LoaderBug
 from mtp_loader.policy.interface import Policy, expert_of, key_of, layer_of
@@ -179,6 +179,14 @@ class SlotTable:
         started = desk.prefetch(key_of(layer, expert))
         desk.pump()
         return started
+
+    def want_spare(self, wanted: Mapping[int, int]) -> None:
+        """How many reads ahead wait for a FREE slot, by bank (none for one not named)."""
+        for bank in self.banks:
+            before = bank.spare
+            bank.want_spare(wanted.get(bank.bank, 0))
+            if bank.spare > before:
+                bank.pump()
 
     def cancel_prefetch(self, layer: int, expert: int) -> None:
         """The expert is not wanted after all; a demand's read goes on."""

@@ -1,5 +1,6 @@
 """Why a miss was a miss, and what became of each prefetched expert."""
 
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -10,7 +11,8 @@ Outcome = Literal["covered", "displaced", "as without"]
 class Attribution:
     """Counts since the start. Misses split into the three kinds; `useful + wasted` of the prefetched have ended.
 
-    `late` experts were predicted, but not resident when they were needed: no slot, no time, or still being read.
+    Predicted is what the gate let through: a chance too small to be read for is no prediction. `late` experts were
+    predicted, but not resident when they were needed: no slot, no time, or still being read.
     """
 
     hits: int = 0
@@ -47,12 +49,13 @@ class Attributor:
         self._predicted: set[int] = set()
         self._unused: set[int] = set()
         self._lost: set[int] = set()
-        self._displaced: set[int] = set()
-        self._owed = 0
+        self._owing: deque[int] = deque()  # prefetches that took a slot, and no victim has left for them yet
+        self._left_for: dict[int, int] = {}  # victim -> the prefetch that it left for
 
     def forward(self) -> None:
-        """A forward begins: what was predicted for the last one counts no more."""
+        """A forward begins: what was predicted and lost in the last one counts no more."""
         self._predicted.clear()
+        self._lost.clear()
 
     def predicted(self, key: int) -> None:
         self._predicted.add(key)
@@ -61,20 +64,19 @@ class Attributor:
         """A read of `key` was begun ahead of any demand."""
         self.counts.prefetched += 1
         self._unused.add(key)
-        self._owed += 1
+        self._owing.append(key)
 
     def cancelled(self, key: int) -> None:
         """The prefetch was taken back before its read began."""
         if key in self._unused:
             self._unused.discard(key)
             self.counts.prefetched -= 1
-            self._owed = max(self._owed - 1, 0)
+            self._settle(key)
 
     def evicted(self, key: int) -> None:
         """`key` leaves the pool. Each prefetch took a slot, so one of the next victims leaves because of it."""
-        if self._owed:
-            self._owed -= 1
-            self._displaced.add(key)
+        if self._owing:
+            self._left_for[key] = self._owing.popleft()
         if key in self._unused:
             self._unused.discard(key)
             self.counts.wasted += 1
@@ -82,10 +84,11 @@ class Attributor:
 
     def request(self, key: int, *, resident: bool) -> Outcome:
         """An expert was needed; `resident` when it was there in time. What prefetching did to it."""
-        displaced = key in self._displaced
-        self._displaced.discard(key)
+        displaced = self._left_for.pop(key, None) is not None
         prefetched = key in self._unused
-        self._unused.discard(key)
+        if prefetched:  # as a demand it would have taken a slot too: whoever left for it would have left anyway
+            self._unused.discard(key)
+            self._settle(key)
         lost = key in self._lost
         self._lost.discard(key)
         if resident:
@@ -100,3 +103,10 @@ class Attributor:
         else:
             self.counts.never_predicted += 1
         return "displaced" if displaced and not prefetched else "as without"
+
+    def _settle(self, key: int) -> None:
+        """No victim is this prefetch's fault."""
+        if key in self._owing:
+            self._owing.remove(key)
+        for victim in [victim for victim, prefetch in self._left_for.items() if prefetch == key]:
+            del self._left_for[victim]

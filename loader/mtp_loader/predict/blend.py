@@ -49,6 +49,10 @@ class Predictor:
         """The last layer whose experts are known in the running forward; -1 before the first."""
         return self._ids[self._last] if self._last >= 0 else -1
 
+    def ahead(self, layer: int) -> int:
+        """How many layers lie between here and the end of `layer`: 1 for the next one."""
+        return self._position[layer] - self._at
+
     def on_start(self, tokens: Sequence[int], step: int = -1) -> None:
         """A forward over these tokens (empty where they are not known) begins; `step` as its hints will carry it."""
         self._step = step if step >= 0 else self._step

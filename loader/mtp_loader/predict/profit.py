@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 
 _FADE = 0.95  # a forward's worth of the past: about the last 20 forwards count
-_WASTE_LIMIT = 0.4
-_STEP = 0.02
-_LOWEST, _HIGHEST = 0.35, 0.95
-_LOSING_FORWARDS = 8
-_FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
+_WASTE_LIMIT = 0.4  # wrong reads for a right one: where published prefetching went from a gain to a loss
+_START = 0.6  # precision asked for at first: rather too much, until it is known what claims are worth
+_STEP = 0.01  # a forward; downwards a fifth of it, so that a spell of waste is not forgotten at once
+_LOWEST, _HIGHEST = 0.35, 0.9  # below, victims are worth more than what is read for them; above, nothing is admitted
+_ENOUGH = 8.0  # reads judged lately, below which their waste says nothing
+_LOSING_FORWARDS = 8  # in a row; of fewer, one slow read decides
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # forwards; a probe after each costs 8, so less than 2 % in the long run
 _PROBE_FORWARDS = 8
-_BUCKETS = 10
+_BUCKETS = 20  # of stated chances, 0.05 each: precision falls from 0.8 to 0.2 within four of them
+_BUCKET_FADE = 0.995  # a guess's weight against the next one's in its bucket: about the last 200 count
 _DOUBT = 4.0  # guesses' worth of "wrong" that a bucket starts with
+_AHEAD = 2  # guesses farther ahead are worth what those two layers ahead are
 
 
 @dataclass
@@ -32,19 +36,20 @@ class Balance:
 class ProfitGate:
     """Admits predictions that are likely enough, while prefetching earns more stall than it causes.
 
-    What a stated chance is worth is learned: every prediction of an expert not resident is judged when its layer
-    has run, read or not, so the gate goes on learning while it admits nothing. The precision it asks for rises while
+    What a stated chance is worth is learned, apart for the next layer and for those after it: every prediction of an
+    expert not resident is judged when its layer has run, read or not, so the gate goes on learning while it admits
+    nothing. The precision it asks for rises while
     more than 0.4 wrong reads go with a right one, and falls otherwise. When prefetching loses over several forwards it
     pauses; after the pause a short probe decides; each failed probe doubles the pause. All times are measured by the
     caller and given in.
     """
 
     def __init__(self, waste_limit: float = _WASTE_LIMIT) -> None:
-        self.precision_asked = 1.0 / (1.0 + waste_limit)
+        self.precision_asked = _START
         self.balance = Balance()
         self.pauses = 0
-        self._right = [0.0] * (_BUCKETS + 1)
-        self._judged = [_DOUBT] * (_BUCKETS + 1)
+        self._right = [[0.0] * (_BUCKETS + 1) for _ in range(_AHEAD)]
+        self._judged = [[_DOUBT] * (_BUCKETS + 1) for _ in range(_AHEAD)]
         self._waste_limit = waste_limit
         self._pause = _FIRST_PAUSE
         self._left = 0
@@ -55,22 +60,24 @@ class ProfitGate:
     def active(self) -> bool:
         return self._left == 0
 
-    def precision(self, chance: float) -> float:
-        """How often a prediction that claimed about this chance came true lately."""
-        bucket = int(chance * _BUCKETS)
-        return self._right[bucket] / self._judged[bucket]
+    def precision(self, chance: float, ahead: int = 1) -> float:
+        """How often a prediction that claimed about this chance, so many layers ahead, came true lately."""
+        row, bucket = min(ahead, _AHEAD) - 1, int(chance * _BUCKETS)
+        return self._right[row][bucket] / self._judged[row][bucket]
 
-    def admits(self, chance: float) -> bool:
-        return self.active and self.precision(chance) >= self.precision_asked
+    def admits(self, chance: float, ahead: int = 1) -> bool:
+        return self.active and self.precision(chance, ahead) >= self.precision_asked
 
-    def judge(self, chance: float, *, right: bool, read: bool) -> None:
-        """A prediction's layer has run. `read`: it had been admitted."""
-        bucket = int(chance * _BUCKETS)
-        self._right[bucket] = self._right[bucket] * 0.99 + right
-        self._judged[bucket] = self._judged[bucket] * 0.99 + 1.0
-        if read:
-            self.balance.right += right
-            self.balance.wrong += not right
+    def judge(self, chance: float, ahead: int = 1, *, right: bool) -> None:
+        """The layer of a prediction has run; for each chance that was stated."""
+        row, bucket = min(ahead, _AHEAD) - 1, int(chance * _BUCKETS)
+        self._right[row][bucket] = self._right[row][bucket] * _BUCKET_FADE + right
+        self._judged[row][bucket] = self._judged[row][bucket] * _BUCKET_FADE + 1.0
+
+    def was_read(self, *, right: bool) -> None:
+        """The layer of an expert that was read ahead has run."""
+        self.balance.right += right
+        self.balance.wrong += not right
 
     def saved(self, seconds: float) -> None:
         """A prefetched expert was there when it was needed: so much of a demand read was not waited for."""
@@ -92,9 +99,10 @@ class ProfitGate:
 
     def _adjust(self) -> None:
         balance = self.balance
-        wasteful = balance.wrong > self._waste_limit * balance.right
-        change = _STEP if wasteful else -_STEP / 4
-        self.precision_asked = min(max(self.precision_asked + change, _LOWEST), _HIGHEST)
+        if balance.right + balance.wrong >= _ENOUGH:
+            wasteful = balance.wrong > self._waste_limit * balance.right
+            change = _STEP if wasteful else -_STEP / 5
+            self.precision_asked = min(max(self.precision_asked + change, _LOWEST), _HIGHEST)
         losing = balance.harm_s > balance.saved_s
         self._losing = self._losing + 1 if losing else 0
         if self._probing:

@@ -16,10 +16,15 @@ from numpy.typing import NDArray
 Row = NDArray[np.float32]
 Experts = NDArray[np.intp]
 
-_TOKENS_KEPT = 4096
-_LEARNED_TOKENS = 8
+_TOKENS_KEPT = 4096  # token ids in the table, 2 bytes a layer and expert each: most of a text's tokens are among these
+_LEARNED_TOKENS = 8  # of a forward, its last ones: a prompt's chunk would otherwise outweigh all that was decoded
 _NOT_SEEN = np.iinfo(np.uint16).max
-_COUNT_LIMIT = 60000
+_COUNT_LIMIT = 60000  # below the 65535 that a count holds, with room for one forward's additions
+_RECENT_HALF_LIFE = 4.0  # tokens; 2 and 8 recall .01 less on the demo model's text
+_TRANSITION_DOUBT = 4.0  # a pair seen n times counts n / (n + 4): one that was seen once is hardly a rule
+ODDS = (1.0 / (1.0 + np.exp(-np.arange(-6.0, 6.5, 0.5)))).astype(np.float32)
+_HINT_PRIOR, _HINT_DOUBT = 0.7, 4.0  # of a bucket nothing is known about: right as often as a gate mostly is
+_HINT_FADE = 0.998  # a layer's weight against the next one's: about the last 500 layers count
 
 
 @dataclass(frozen=True)
@@ -67,38 +72,58 @@ class _Told:
 
 
 class Hints(_Told):
-    """The engine's own guess: a coming layer's gate on the present hidden, `ahead` layers before it is reached."""
+    """The engine's own guess: a coming layer's gate on the present hidden, `ahead` layers before it is reached.
+
+    A gate's weight is no chance: what it is worth is learned, by how often an expert named with about that weight came
+    to be needed. `ODDS` cuts the weights, 0..1, where the cuts are even on the scale of log odds: a softmax's weights
+    crowd near 0, a sigmoid's near 1.
+    """
 
     def __init__(self, shapes: Shapes, ahead: int) -> None:
         self.name = f"hint{ahead}"
         self._shapes = shapes
         self._rows: dict[int, Row] = {}
+        self._named: dict[int, tuple[Experts, Experts]] = {}  # layer -> experts and the buckets of their weights
+        self._right = np.full(len(ODDS) + 1, _HINT_PRIOR * _HINT_DOUBT)
+        self._seen = np.full(len(ODDS) + 1, _HINT_DOUBT)
 
     def start(self, tokens: Sequence[int]) -> None:
         self._rows.clear()
+        self._named.clear()
+
+    def observe(self, layer: int, experts: Experts) -> None:
+        if (named := self._named.pop(layer, None)) is None:
+            return
+        self._right *= _HINT_FADE
+        self._seen *= _HINT_FADE
+        np.add.at(self._right, named[1], np.isin(named[0], experts))
+        np.add.at(self._seen, named[1], 1.0)
 
     def hint(self, layer: int, weighted: Sequence[tuple[int, float]]) -> None:
         """`weighted` experts, best first; what is announced with weight 0 is still announced."""
         shape = self._shapes[layer]
+        known = [(expert, weight) for expert, weight in weighted if 0 <= expert < shape.experts]
+        experts = np.array([expert for expert, _ in known], dtype=np.intp)
+        weights = np.array([weight for _, weight in known], dtype=np.float32)
+        buckets = np.searchsorted(ODDS, weights)
         row = np.zeros(shape.experts, dtype=np.float32)
-        for rank, (expert, weight) in enumerate(weighted):
-            if 0 <= expert < shape.experts:
-                # The best top_k of a gate are right about as often as the source is; the rest are much weaker.
-                row[expert] = (1.0 if rank < shape.top_k else 0.25) + min(max(weight, 0.0), 1.0) * 0.01
+        # Within a bucket the larger weight goes first.
+        row[experts] = self._right[buckets] / self._seen[buckets] + weights * np.float32(1e-3)
         self._rows[layer] = row
+        self._named[layer] = experts, buckets
 
     def forecast(self, layer: int) -> Row | None:
         return self._rows.get(layer)
 
 
 class Recent(_Told):
-    """What the last tokens used in the same layer, the newest most: half-life four tokens."""
+    """What the last tokens used in the same layer, the newest most."""
 
     name = "recent"
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._decay = np.float32(2.0 ** (-1 / 4))
+        self._decay = np.float32(2.0 ** (-1 / _RECENT_HALF_LIFE))
         self._rows: dict[int, Row] = {}
 
     def learn(self, tokens: Sequence[int], routing: Routing) -> None:
@@ -150,7 +175,7 @@ class Transitions(_Told):
             return None
         rows = self.counts[layer][source].astype(np.float32)
         sums = rows.sum(axis=1, keepdims=True)
-        row: Row = (rows / (sums + 4.0)).mean(axis=0) * np.float32(self._shapes[layer].top_k)
+        row: Row = (rows / (sums + _TRANSITION_DOUBT)).mean(axis=0) * np.float32(self._shapes[layer].top_k)
         return row
 
     def shape(self, layer: int) -> tuple[int, int]:

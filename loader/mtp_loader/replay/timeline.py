@@ -29,7 +29,7 @@ class Prefetching:
         self.attributor = Attributor()
         self.disk = Disk(machine, {y.layer: y.bytes for y in trace.layers.values()})
         self.started_bytes = 0
-        self.guesses: dict[int, tuple[float, bool]] = {}
+        self.guesses: dict[int, tuple[float, int, bool]] = {}  # key -> chance, layers ahead, whether it was read
 
     def ask(self, now: float) -> None:
         """Queues what the predictor wants and the gate admits, a few at a time, where there are FREE slots."""
@@ -37,10 +37,13 @@ class Prefetching:
         for key, chance in self.predictor.wanted(_GUESSES, _AnyOf(self.banks)):
             if key in self.guesses:
                 continue
-            self.attributor.predicted(key)
+            ahead = self.predictor.ahead(layer_of(key))
+            admitted = self.gate.admits(chance, ahead)
+            if admitted:
+                self.attributor.predicted(key)
             bank = self.banks[self.trace.layers[layer_of(key)].bank]
-            read = len(self.disk.queue) < _QUEUED and self.gate.admits(chance) and bank.prefetch(key)
-            self.guesses[key] = (chance, read)
+            read = len(self.disk.queue) < _QUEUED and admitted and bank.prefetch(key)
+            self.guesses[key] = (chance, ahead, read)
             if read:
                 self.attributor.prefetched(key)
                 self.evicted(bank)
@@ -59,10 +62,12 @@ class Prefetching:
     def judge(self, event: Event) -> None:
         """The layer's experts are known: which guesses about it were right."""
         for key in [key for key in self.guesses if layer_of(key) <= event.layer]:
-            chance, read = self.guesses.pop(key)
+            chance, ahead, read = self.guesses.pop(key)
             self.banks[self.trace.layers[layer_of(key)].bank].announced.discard(key)
             if layer_of(key) == event.layer:
-                self.gate.judge(chance, right=key in event.keys, read=read)
+                self.gate.judge(chance, ahead, right=key in event.keys)
+                if read:
+                    self.gate.was_read(right=key in event.keys)
 
     def promote(self, event: Event, now: float) -> dict[int, float]:
         """Reads under way for the event are waited for, queued ones become demands: what is late, and until when."""

@@ -5,25 +5,26 @@ ahead changes no token. Everything decided here is decided by pure parts (`predi
 table, and the only place with a clock.
 """
 
-import logging
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from mtp_loader.policy.interface import Event, Primed, expert_of, key_of, layer_of
+from mtp_loader.policy.interface import Event, expert_of, key_of, layer_of
+from mtp_loader.pool.readers import FillResult
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.pool.states import State
 from mtp_loader.predict.attribution import Attributor
 from mtp_loader.predict.blend import LayerShape, Predictor
 from mtp_loader.predict.pace import Pace
 from mtp_loader.predict.profit import ProfitGate
-from mtp_protocol.expert_messages import Hint, Used
+from mtp_loader.predict.waits import Contention, Waits
+from mtp_loader.service.guesses import Guess, Guesses, of_running_forward
+from mtp_loader.service.warm_fill import WarmFill
+from mtp_protocol.expert_messages import Fed, Hint, Used
 from mtp_protocol.geometry import Geometry
 
-log = logging.getLogger(__name__)
-
 _GUESSES = 64
-_WARM_DEPTH = 4
+_EXCLUSIVE = 0.25  # contention above which a read ahead waits until no demand does
 
 
 class Foresight:
@@ -36,45 +37,52 @@ class Foresight:
         self.gate = ProfitGate()
         self.attributor = Attributor()
         self.pace = Pace(threads, [y.layer for y in geometry.layers])
+        self.contention = Contention()
+        self.warm_fill = WarmFill()
+        self._waits = Waits()
+        self._guesses = Guesses(self.gate)
         self._table, self._clock = table, clock
-        self._guesses: dict[int, tuple[float, bool]] = {}  # key -> chance, and whether it was read for it
         self._waiting: deque[int] = deque()  # admitted, not begun
+        self._unlearned: deque[Event] = deque()  # what ran, until there is time to learn from it
+        self._at = -1  # the last layer that ran
+        self._step = -1  # the forward that was announced last
         self._asked = False
-        self._warm: deque[int] = deque()
-        self._warm_total = 0
+        self._hinted = False  # hints come: what a layer asks for can wait for the hint that follows it
 
     # -- what the engine says --------------------------------------------------------------------------------------
+
+    def on_fed(self, fed: Fed) -> None:
+        """A forward of the model begins, over these tokens."""
+        self._begin_forward()
+        self._learn()
+        self._step = fed.step
+        self.predictor.on_start(fed.tokens, fed.step)
+        self._ask()
+        self.pump()
 
     def on_hint(self, hint: Hint) -> None:
         if hint.layers:
             self.pace.reached(min(layer for layer, _ in hint.layers) - 1, self._clock())
+        self._learn()
         self.predictor.on_hint(hint.step, hint.layers)
-        self._asked = False
+        self._hinted = True
+        self._ask()
         self.pump()
 
-    def on_event(self, event: Event, asked: Collection[int] = ()) -> None:
-        """One layer's experts, `asked` of which the engine did not have; before the slot table hears of it.
+    def on_need(self, events: Sequence[Event], asked: Collection[int]) -> None:
+        """What ran since the last Need, and last the layer that runs now; `asked` of its keys the engine did not have.
 
-        Begins nothing: `pump` follows once the demand has its slots.
+        Before the slot table hears of it. Begins nothing and learns nothing: `pump` does, once the demand is served.
         """
-        self.pace.reached(event.layer, self._clock())
-        missed = 0
-        for key in event.keys:
-            resident = key not in asked or self._is_resident(key)
-            missed += not resident and not self._under_way(key)
-            match self.attributor.request(key, resident=resident):
-                case "covered":
-                    self.gate.saved(self.pace.read_s)
-                case "displaced":
-                    self.gate.harmed(self.pace.read_s)
-        self._judge(event)
-        if missed:
-            self.gate.harmed(self._table().prefetches_under_way * self.pace.read_s / self.pace.threads)
-        self.predictor.on_event(event)
-        self._asked = False
+        current = of_running_forward(events)
+        for i, event in enumerate(events):
+            self._happened(event, asked if i == len(events) - 1 else (), running=i >= current)
 
-    def on_used(self, used: Used) -> None:
-        """A forward is over, or was some time ago: its routing teaches."""
+    def on_used(self, used: Used, late: Sequence[Event]) -> None:
+        """A forward is over, or was some time ago: its routing teaches. `late` are layers that no Need told of."""
+        for event in late:
+            self._happened(event, (), running=used.step >= self._step)
+        self._learn()
         routing = [(layer, rows) for layer, rows, _weights in used.routing]
         self.predictor.on_used(used.tokens, routing)
         self.gate.forward_done()
@@ -84,68 +92,46 @@ class Foresight:
     def on_evicted(self, layer: int, expert: int) -> None:
         self.attributor.evicted(key_of(layer, expert))
 
-    def on_read(self, seconds: float, *, demand: bool) -> None:
-        """A read took so long, from its first byte asked to its last."""
-        self.pace.read(seconds, demand=demand)
+    def on_read(self, result: FillResult) -> None:
+        self.pace.read(result.seconds, demand=result.demand)
+        self.contention.add(result.beside, result.seconds)
+        waited_s = self._waits.within(result.began, result.began + result.seconds)
+        key = key_of(result.place.layer, result.place.expert)
+        self._guesses.read(key, result.seconds - waited_s, waited_s, self.contention.share)
+
+    def on_cancelled(self, layer: int, expert: int) -> None:
+        """A prefetch was taken back before its read began."""
+        self.attributor.cancelled(key_of(layer, expert))
+        self._guesses.taken_back(key_of(layer, expert))
 
     def pump(self) -> None:
         """Begins what there is room and time for. Demands are served first: the table and the readers see to that."""
         table = self._table()
-        if not self._asked:
-            self._asked = True
-            self._ask(table)
+        self._waits.note(bool(table.open_tickets), self._clock())
+        self._learn()
+        if not self._asked and not self._hinted:
+            self._ask()
+        if not table.open_tickets or self.contention.share < _EXCLUSIVE:
+            self._begin_waiting(table)
+        table.want_spare(Counter(bank.bank for key in self._waiting if (bank := table.bank_of(layer_of(key)))))
+        self.warm_fill.pump(table)
+
+    def warm(self) -> None:
+        """From now on, while nothing is asked, the pool is filled with what was used most, likeliest first."""
+        self.warm_fill.begin(self._table(), self.predictor)
+
+    # -- prefetching -----------------------------------------------------------------------------------------------
+
+    def _begin_waiting(self, table: SlotTable) -> None:
         while self._waiting and table.prefetches_under_way < self.pace.depth:
             key = self._waiting.popleft()
             if key in table.present:
                 continue
             if not self._begin(table, key):
                 self._waiting.appendleft(key)
-                break
-            self.attributor.prefetched(key)
-            self._guesses[key] = (self._guesses[key][0], True)
-        self._pump_warm(table)
-
-    # -- a cold pool -----------------------------------------------------------------------------------------------
-
-    def warm(self) -> None:
-        """From now on, while nothing is asked, the pool is filled with what was used most, likeliest first."""
-        table = self._table()
-        keys: list[int] = []
-        for bank in table.banks:
-            layers = [y for y in self.predictor.uses if table.bank_of(y) is bank]
-            if isinstance(bank.policy, Primed):  # or the first evictions would be blind, and undo the warm start
-                for layer in layers:
-                    if frequencies := self.predictor.frequencies(layer):
-                        bank.policy.prime(layer, frequencies)
-            keys += self.predictor.likely(bank.slots.limit - bank.reserve, layers)
-        self._warm = deque(keys)
-        self._warm_total = len(keys)
-
-    @property
-    def warm_share(self) -> float:
-        """How far the warm start is, 0..1; 1 when there is none."""
-        return 1.0 - len(self._warm) / self._warm_total if self._warm_total else 1.0
-
-    def _pump_warm(self, table: SlotTable) -> None:
-        while self._warm and not table.open_tickets and table.prefetches_under_way < _WARM_DEPTH:
-            key = self._warm.popleft()
-            bank = table.bank_of(layer_of(key))
-            if bank is None or len(bank.slots.free) <= bank.reserve or key in table.present:
-                continue
-            if not table.prefetch(layer_of(key), expert_of(key)):
-                self._warm.appendleft(key)
                 return
-
-    # -- prefetching -----------------------------------------------------------------------------------------------
-
-    def _ask(self, table: SlotTable) -> None:
-        self._waiting.clear()
-        for key, chance in self.predictor.wanted(_GUESSES, table.present):
-            if not self._guesses.get(key, (0.0, False))[1]:
-                self.attributor.predicted(key)
-                self._guesses[key] = (chance, False)
-                if self.gate.admits(chance):
-                    self._waiting.append(key)
+            self.attributor.prefetched(key)
+            self._guesses.open[key].read = True
 
     def _begin(self, table: SlotTable, key: int) -> bool:
         bank = table.bank_of(layer_of(key))
@@ -157,42 +143,55 @@ class Foresight:
         bank.announced.discard(key)
         return False
 
-    def _judge(self, event: Event) -> None:
-        """The layer's experts are known: guesses about it are right or wrong, prefetches of the wrong ones end."""
-        table = self._table()
-        if event.layer <= self.predictor.at:  # another forward begins
-            self.attributor.forward()
-            self._forget(table, list(self._guesses))
-        passed = [key for key in self._guesses if layer_of(key) <= event.layer]
-        for key in passed:
-            chance, read = self._guesses[key]
-            if layer_of(key) == event.layer:
-                self.gate.judge(chance, right=key in event.keys, read=read)
-        self._forget(table, [key for key in passed if key not in event.keys])
-        for key in event.keys:
-            if self._guesses.pop(key, None) is not None:
-                self._unannounce(table, key)
+    def _ask(self) -> None:
+        table, guesses = self._table(), self._guesses.open
+        self._asked = True
+        self._waiting.clear()
+        for key, chance in self.predictor.wanted(_GUESSES):
+            ahead = self.predictor.ahead(layer_of(key))
+            admitted = self.gate.admits(chance, ahead)
+            if key in table.present:
+                if admitted:
+                    self._guesses.keep(table, key)
+                continue
+            guess = guesses.setdefault(key, Guess())
+            guess.chances[ahead] = chance
+            if admitted and not guess.read:
+                self.attributor.predicted(key)
+                self._waiting.append(key)
 
-    def _forget(self, table: SlotTable, keys: list[int]) -> None:
+    def _happened(self, event: Event, asked: Collection[int], *, running: bool) -> None:
+        table = self._table()
+        if running and event.layer <= self._at:
+            self._begin_forward()
+        for key in event.keys:
+            resident = key not in asked or self._state(key) == State.RESIDENT
+            if self.attributor.request(key, resident=resident) == "displaced":
+                self.gate.harmed(self.pace.read_s)
+        if not running:
+            return
+        self._at = event.layer
+        self.pace.reached(event.layer, self._clock())
+        self._take_back(table, self._guesses.judge(table, event, self.contention.share))
+        self._unlearned.append(event)
+        self._asked = False
+
+    def _begin_forward(self) -> None:
+        table = self._table()
+        self._at = -1
+        self._hinted = False
+        self.attributor.forward()
+        self._take_back(table, self._guesses.forget(table))
+
+    def _take_back(self, table: SlotTable, keys: Sequence[int]) -> None:
+        self._waiting = deque(key for key in self._waiting if key in self._guesses.open)
         for key in keys:
-            _chance, read = self._guesses.pop(key)
-            self._unannounce(table, key)
-            if read and self._under_way(key):
+            if self._state(key) == State.FILLING:
                 table.cancel_prefetch(layer_of(key), expert_of(key))
 
-    def on_cancelled(self, layer: int, expert: int) -> None:
-        """A prefetch was taken back before its read began."""
-        self.attributor.cancelled(key_of(layer, expert))
-
-    def _unannounce(self, table: SlotTable, key: int) -> None:
-        if (bank := table.bank_of(layer_of(key))) is not None:
-            bank.announced.discard(key)
-
-    def _is_resident(self, key: int) -> bool:
-        return self._state(key) == State.RESIDENT
-
-    def _under_way(self, key: int) -> bool:
-        return self._state(key) == State.FILLING
+    def _learn(self) -> None:
+        while self._unlearned:
+            self.predictor.on_event(self._unlearned.popleft())
 
     def _state(self, key: int) -> int:
         bank = self._table().bank_of(layer_of(key))
@@ -211,7 +210,8 @@ class Foresight:
             "coverage": counts.coverage,
             "wasted_per_useful": counts.waste,
             "prefetch_active": self.gate.active,
-            "warm": self.warm_share,
+            "warm": self.warm_fill.share,
+            "prediction": self.statistics(),
         }
 
     def statistics(self) -> Mapping[str, Any]:
@@ -225,5 +225,7 @@ class Foresight:
             for layer, meters in self.predictor.meters.items()
         }
         gate = {"precision_asked": self.gate.precision_asked, "pauses": self.gate.pauses, "active": self.gate.active}
+        gate |= {"saved_s": self.gate.balance.saved_s, "harm_s": self.gate.balance.harm_s}
         pace = {"read_s": self.pace.read_s, "layer_s": self.pace.layer_s, "depth": self.pace.depth}
+        pace |= {"contention": self.contention.share}
         return {"attribution": self.attributor.counts.facts(), "gate": gate, "pace": pace, "recall": recall}

@@ -6,7 +6,7 @@ effects are carried out by the reader threads and by `send`, the way to the engi
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 
 from mtp_loader.errors import LoaderBug
 from mtp_loader.policy.interface import Event, expert_of, key_of, layer_of
@@ -23,6 +23,7 @@ from mtp_loader.service.settings import LoaderSettings
 from mtp_loader.service.watch import Watch
 from mtp_protocol.expert_messages import (
     Bye,
+    Fed,
     Filled,
     FillFailed,
     Hello,
@@ -130,6 +131,9 @@ class PoolService:
                 self._need(message)
             case Released(bank, slots):
                 self.table.released(bank, slots)
+                self.watch.pump()  # a read ahead may have waited for them
+            case Fed():
+                self.watch.on_fed(message)
             case Hint():
                 self.watch.on_hint(message)
             case Used():
@@ -150,22 +154,31 @@ class PoolService:
         self.watch.on_greeting()
 
     def _need(self, need: Need) -> None:
+        events: list[Event] = []
         if self.table.refusal(need) is None:
             asked = {key_of(need.layer, expert) for expert in need.experts}
-            for event in self.ledger.need(need):
-                self._record(event, asked if event.layer == need.layer else ())
+            events = self.ledger.need(need)
+            self.watch.on_need(events, asked)
             self._deadlines[need.ticket] = time.monotonic() + self._settings.demand_limit_s
-        self.table.need(need)
-        self.watch.pump()  # only now: what is read ahead takes no slot from what is needed
+        self.table.need(need, lambda: self._begun(events))
+        self.carry_out()
+        self.watch.pump()  # only now: what is read ahead takes no slot and no time from what is needed
+
+    def _begun(self, events: Sequence[Event]) -> None:
+        """The reads of a Need that wait for no victim can begin; then the policies hear what ran, and choose."""
+        self.carry_out()
+        self._readers.hand_over()
+        for event in events:
+            self._record(event)
 
     def _used(self, used: Used) -> None:
-        for event in self.ledger.used(used):
+        late = self.ledger.used(used)
+        for event in late:
             self._record(event)
-        self.watch.on_used(used)
+        self.watch.on_used(used, late)
         self.watch.pump()
 
-    def _record(self, event: Event, asked: Collection[int] = ()) -> None:
-        self.watch.on_event(event, asked)
+    def _record(self, event: Event) -> None:
         if (bank := self.table.bank_of(event.layer)) is not None:
             bank.policy.record(event)
 
@@ -198,7 +211,7 @@ class PoolService:
 
     def _ended(self, result: FillResult) -> None:
         place = result.place
-        self.watch.on_read(result.seconds, demand=result.demand)
+        self.watch.on_read(result)
         if result.error is None:
             self.bytes_read += self.geometry.banks[place.bank].source_bytes
             self.experts_read += 1

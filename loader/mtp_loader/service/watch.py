@@ -6,18 +6,19 @@ answered.
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from mtp_loader.policy.interface import Event
+from mtp_loader.pool.readers import FillResult
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.predict.memory import load, save
 from mtp_loader.replay.recording import Recorder, entry_of
 from mtp_loader.service.foresight import Foresight
 from mtp_loader.service.recent import RecentRouting
 from mtp_loader.service.settings import LoaderSettings
-from mtp_protocol.expert_messages import Hint, Used
+from mtp_protocol.expert_messages import Fed, Hint, Used
 from mtp_protocol.geometry import Geometry
 
 log = logging.getLogger(__name__)
@@ -70,15 +71,20 @@ class Watch:
             self.foresight.on_hint(hint)
         self._record(lambda recorder: recorder.hint(hint))
 
-    def on_event(self, event: Event, asked: Collection[int] = ()) -> None:
-        """A layer has run; `asked` are the keys the engine did not have. Before the slot table hears of it."""
+    def on_fed(self, fed: Fed) -> None:
         if self.foresight is not None:
-            self.foresight.on_event(event, asked)
+            self.foresight.on_fed(fed)
 
-    def on_used(self, used: Used) -> None:
+    def on_need(self, events: Sequence[Event], asked: Collection[int]) -> None:
+        """See `Foresight.on_need`."""
+        if self.foresight is not None:
+            self.foresight.on_need(events, asked)
+
+    def on_used(self, used: Used, late: Sequence[Event]) -> None:
+        """A forward is over; `late` are the layers that no Need told of."""
         self._forwards += 1
         if self.foresight is not None:
-            self.foresight.on_used(used)
+            self.foresight.on_used(used, late)
         entry = entry_of(used)
         self.recent.add(entry, time.monotonic())
         self._record(lambda recorder: recorder.used(entry))
@@ -91,9 +97,9 @@ class Watch:
         if self.foresight is not None:
             self.foresight.on_cancelled(layer, expert)
 
-    def on_read(self, seconds: float, *, demand: bool) -> None:
+    def on_read(self, result: FillResult) -> None:
         if self.foresight is not None:
-            self.foresight.on_read(seconds, demand=demand)
+            self.foresight.on_read(result)
 
     def pump(self) -> None:
         """Begins what there is room and time for."""

@@ -87,7 +87,9 @@ def _forward(state: RequestState, ids: mx.array, marks: Snapshot | None) -> tupl
     spans = [ids] if state.batch else mx.split(ids, ids.shape[1], axis=1)
     post, hidden = [], []
     for span in spans:
-        with state.target.stream.forward(FedTokens(span), DECODE):
+        fed = FedTokens(span)
+        state.target.stream.announce(fed)
+        with state.target.stream.forward(fed, DECODE):
             rows = state.target.trunk.hidden(span, state.caches)
         if marks is not None and not state.batch:
             marks.mark()
