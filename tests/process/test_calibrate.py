@@ -1,6 +1,9 @@
 """A calibration from end to end: proved on routing that really happened, held, remembered, and stopped by who asked."""
 
+import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,21 +95,28 @@ def test_pins_that_do_not_pay_take_the_old_ones_away(tmp_path: Path, model: Path
 
 
 def test_a_stopped_calibration_leaves_no_process_and_changes_nothing(tmp_path: Path, model: Path) -> None:
-    """Ctrl-C: the proving process ends at once; so it does when the loader is killed, which closes its input."""
+    """Ctrl-C: whatever the proving process does, it is gone."""
     with scripted_front(tmp_path, model, policy="forecast", reserve=0) as front:
         engine = ready(front)
-        for _ in range(4):
-            route(engine, 300)
+        route(engine, 300)
         front.send(Calibrate(1, None, ()))
         (proving,) = until("it proves", lambda: children(front))
+        proving.suspend()  # it will not end by itself
         front.send(Calibrate(2, None, ()))
         assert "already" in front.await_message(Failed, lambda m: m.ref == 2).text
         front.send(CalibrateStop(1))
         until("it is reaped", lambda: not children(front))
-        front.send(Calibrate(3, None, ()))
-        (proving,) = until("it proves", lambda: children(front))
-        front.kill()
-        until("it left", lambda: not proving.is_running() or proving.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_the_proving_process_leaves_when_its_input_ends(tmp_path: Path) -> None:
+    """A loader that is killed can end nobody: here is a job that never ends by itself."""
+    os.mkfifo(tmp_path / "recording")
+    job = {"recording": str(tmp_path / "recording"), "policy": "lru", "slots": {}, "reserve": 0, "shares": []}
+    command = [sys.executable, "-m", "mtp_loader.service.proving", json.dumps(job)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as proving:
+        assert proving.stdin is not None
+        proving.stdin.close()
+        assert proving.wait(30) == 0
 
 
 def test_a_proof_that_breaks_off_or_never_ends_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
