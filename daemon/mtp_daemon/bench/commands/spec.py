@@ -53,17 +53,24 @@ def run(args: argparse.Namespace) -> int:
     if args.tokens < 2 or args.repeats < 1 or min(args.depths) < 1:
         raise UserError("--tokens is 2 or more, --repeats and each of --depths 1 or more")
     plan = Plan(prompt, args.tokens, args.speculation, [0, *args.depths], args.repeats)
+    steps = Steps(len(plan.depths) * (plan.repeats + 1) + 1 + bool(args.pin_hot) + args.verify_bytes)
+    steps.begin("mlx-lm, all resident")
     judge = reference_answer(resolve_model(args.reference or args.model), prompt, args.tokens).ids
     flags = ["--pool", args.pool, *disk_flags(args.disk_gbps), *args.serve_flag]
-    pins = hottest(model, flags, prompt, args.calibrate, args.pin_hot) if args.pin_hot else None
+    pins = None
+    if args.pin_hot:
+        steps.begin("calibration")
+        pins = hottest(model, flags, prompt, args.calibrate, args.pin_hot)
     deepest = ["--depth-controller", "constant", "--max-depth", str(max(args.depths))]
-    steps = Steps(len(plan.depths) * (plan.repeats + 1))
     with serving(model, *flags, *deepest) as service:
         pinned = None if pins is None else int(service.client.pin(pins)["pinned"])
         measured = measure(plan, service, steps)
         gaps = _margins(args, plan, service)
+    slots, differing = None, 0
+    if args.verify_bytes:
+        steps.begin("every slot hashed")
+        slots, differing = verified(model, [*flags, *deepest], plan, judge)
     steps.end()
-    slots, differing = verified(model, [*flags, *deepest], plan, judge) if args.verify_bytes else (None, 0)
     results: dict[str, Any] = {
         "depths": [summary(depth, measured.runs[depth], measured.runs[0], judge) for depth in plan.depths],
         "memory": measured.memory,
