@@ -1,6 +1,5 @@
-"""Many clients at once: arrivals, times, fairness and the front's cost, counted by hand; then a real service."""
+"""Many clients at once: arrivals, times, fairness and the front's cost, counted by hand."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from mtp_daemon.bench.cli import main
 from mtp_daemon.bench.load_client import Asked
 from mtp_daemon.bench.load_plan import poisson
 from mtp_daemon.bench.load_summary import FrontCost, fairness, front_delay, summary, token_times, ttft
-from mtp_daemon.bench.serving import Service
 
 COST = FrontCost(cpu_s=0.5, wall_s=10.0, idle_share=0.01)
 
@@ -68,30 +66,6 @@ def test_the_front_s_cost_a_token_leaves_its_idling_out() -> None:
     assert COST.per_token(100) == pytest.approx((0.5 - 0.1) / 100)
     assert COST.share_at(50.0, 100) == pytest.approx(0.01 + 50 * 0.004)
     assert COST.per_token(0) == 0
-
-
-def test_a_load_on_a_real_service(
-    demo: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mtp_daemon.bench.commands.serve._IDLE_S", 0.05)
-    few = ["--requests", "4", "--clients", "2", "--rate", "100", "--tokens", "4", "--prompt-tokens", "3", "5"]
-    place = ["--run-dir", str(demo.run_directory)]
-    assert main(["serve", *place, *few, "--json", "--picture", str(tmp_path / "p.svg")]) == 0
-    found = json.loads(capsys.readouterr().out)["results"]
-    assert (found["outcomes"], found["tokens"]) == ({"length": 4}, 16)
-    assert 0 < found["emit_to_receive_s"]["p50"] < found["ttft_s"]["p50"]
-    assert found["front"]["share_of_core"] > 0
-
-
-def test_what_is_open_when_time_is_up_is_cancelled_and_said_to_be_cut(
-    demo: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mtp_daemon.bench.commands.serve._IDLE_S", 0.05)
-    long = ["--requests", "2", "--rate", "100", "--tokens", "600", "--prompt-tokens", "3", "--limit-s", "0.3"]
-    monkeypatch.setattr(Service, "answer", lambda *_: None)  # no warm-up over so long an answer
-    assert main(["serve", "--run-dir", str(demo.run_directory), *long, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"]["outcomes"] == {"cut": 2}
-    assert demo.client.status()["queue"]["waiting"] == 0
 
 
 def test_where_nobody_serves_says_how_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

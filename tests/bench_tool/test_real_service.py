@@ -1,8 +1,13 @@
-"""What a real service counts adds up: engine against loader, parts against wholes, bytes against experts."""
+"""On a real service: what it counts adds up, engine against loader and bytes against experts; a load comes through."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from mtp_daemon.bench.serving import Service
+from mtp_daemon.bench.cli import main
+from mtp_daemon.bench.serving import Service, serving
 from mtp_daemon.bench.spec_runs import Measured, Plan, measure
 from mtp_daemon.bench.spec_summary import Run, summary
 from mtp_daemon.bench.steps import Steps
@@ -11,6 +16,12 @@ from mtp_loader.store.resolve import resolve_model
 
 TOKENS = 12
 EXPERT_BYTES = open_source(resolve_model("demo"), widen=False).geometry.banks[0].source_bytes
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Service]:
+    with serving("demo", "--pool", "25%", "--depth-controller", "constant", "--max-depth", "3") as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +79,27 @@ def test_memory_is_taken_apart_into_what_each_part_holds(measured: Measured) -> 
 
 def _all_experts() -> int:
     return open_source(resolve_model("demo"), widen=False).geometry.expert_bytes
+
+
+def test_a_load_on_a_real_service(
+    demo: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtp_daemon.bench.commands.serve._IDLE_S", 0.05)
+    few = ["--requests", "4", "--clients", "2", "--rate", "100", "--tokens", "4", "--prompt-tokens", "3", "5"]
+    place = ["--run-dir", str(demo.run_directory)]
+    assert main(["serve", *place, *few, "--json", "--picture", str(tmp_path / "p.svg")]) == 0
+    found = json.loads(capsys.readouterr().out)["results"]
+    assert (found["outcomes"], found["tokens"]) == ({"length": 4}, 16)
+    assert 0 < found["emit_to_receive_s"]["p50"] < found["ttft_s"]["p50"]
+    assert found["front"]["share_of_core"] > 0
+
+
+def test_what_is_open_when_time_is_up_is_cancelled_and_said_to_be_cut(
+    demo: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtp_daemon.bench.commands.serve._IDLE_S", 0.05)
+    long = ["--requests", "2", "--rate", "100", "--tokens", "600", "--prompt-tokens", "3", "--limit-s", "0.3"]
+    monkeypatch.setattr(Service, "answer", lambda *_: None)  # no warm-up over so long an answer
+    assert main(["serve", "--run-dir", str(demo.run_directory), *long, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"]["outcomes"] == {"cut": 2}
+    assert demo.client.status()["queue"]["waiting"] == 0
