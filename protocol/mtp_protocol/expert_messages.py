@@ -46,15 +46,13 @@ class Need:
 
     `events` are (layer, tokens, distinct experts) of every layer that ran since the engine's last Need, earlier
     forwards' included, each told once; this layer's whole event is the last. So the loader's policy knows the whole
-    past when it chooses. It is empty for a layer's later waves and for a Need that is sent again. `tokens` is how many
-    tokens this forward carries.
+    past when it chooses. It is empty for a layer's later waves and for a Need that is sent again.
     """
 
     ticket: int
     layer: int
     experts: tuple[int, ...]
     held_slots: tuple[int, ...]
-    tokens: int = 1
     events: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
 
 

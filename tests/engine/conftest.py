@@ -12,8 +12,8 @@ import zmq
 
 from mtp_daemon.engine.loader_life import LoaderLife
 from mtp_daemon.engine.model import Loaded, load_streamed
+from mtp_daemon.engine.slot_verifier import SlotVerifier
 from mtp_daemon.engine.stream import ExpertStream, StreamSettings
-from mtp_daemon.engine.verify import SlotVerifier
 from mtp_loader.store.open import open_source
 from support.inline_loader import InlineLoader, layout_for, new_region, share_of
 

@@ -13,8 +13,8 @@ import pytest
 
 from mtp_daemon.engine.loader_life import LoaderLife
 from mtp_daemon.engine.model import Loaded, load_streamed
+from mtp_daemon.engine.slot_verifier import SlotVerifier
 from mtp_daemon.engine.stream import ExpertStream, StreamSettings
-from mtp_daemon.engine.verify import SlotVerifier
 from mtp_loader.store.packing.pack import pack
 from mtp_loader.store.packing.settings import PackSettings
 from mtp_protocol.loader_messages import EngineUp

@@ -12,7 +12,7 @@ def event(layer: int, tokens: int, *experts: int) -> Event:
 def test_each_layer_is_told_once_and_layers_without_a_miss_are_not_forgotten() -> None:
     """By hand: layer 0 passes, layer 1 misses, layer 2 passes and is told of by the forward's end only."""
     ledger = RequestLedger()
-    need = Need(1, 1, (5,), (3,), events=((0, 2, (4, 1)), (1, 2, (5, 2))), tokens=2)
+    need = Need(1, 1, (5,), (3,), events=((0, 2, (4, 1)), (1, 2, (5, 2))))
     assert ledger.need(need) == [event(0, 2, 1, 4), event(1, 2, 2, 5)]
     assert ledger.need(Need(2, 1, (5,), (3,))) == []  # sent again
     routing = tuple((layer, ((2, 5), (5, 2)), ((0.5, 0.5), (0.5, 0.5))) for layer in range(3))

@@ -8,7 +8,6 @@ class Demand:
     """Experts of one layer that a wave waits for."""
 
     layer: int
-    tokens: int
     missing: set[int]
     arrived: list[int] = field(default_factory=list)
     tickets: set[int] = field(default_factory=set)

@@ -107,14 +107,14 @@ class ExpertLink:
 
     # -- demands ---------------------------------------------------------------------------------------------------
 
-    def ask(self, layer: int, experts: Sequence[int], *, tokens: int = 1, events: tuple[Ran, ...] = ()) -> Demand:
+    def ask(self, layer: int, experts: Sequence[int], events: tuple[Ran, ...] = ()) -> Demand:
         """Demand experts of one layer; those that arrived since the caller looked are not asked for.
 
         Slots that graphs read now (the caller marked this wave's hits) are held: the loader takes none of them.
         """
         if self._demand is not None and self._demand.missing and not self._demand.unfit:
             raise EngineBug(f"layer {layer} asks while layer {self._demand.layer} still waits")
-        demand = self._demand = Demand(layer, tokens, set(experts), capacity=self._residency.capacity(layer))
+        demand = self._demand = Demand(layer, set(experts), capacity=self._residency.capacity(layer))
         self._note_arrivals(demand, experts)
         if demand.missing:
             self._stats.demands += 1
@@ -169,7 +169,7 @@ class ExpertLink:
         demand.tickets.add(self._ticket)
         held = self._residency.held(demand.layer)
         experts = tuple(sorted(demand.missing))
-        need = Need(self._ticket, demand.layer, experts, held, tokens=demand.tokens, events=events)
+        need = Need(self._ticket, demand.layer, experts, held, events)
         self._socket.send(need)
 
     def _note_arrivals(self, demand: Demand, experts: Iterable[int]) -> None:

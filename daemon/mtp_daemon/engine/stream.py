@@ -22,8 +22,8 @@ from mtp_daemon.engine.loader_socket import LoaderSocket
 from mtp_daemon.engine.pool_view import PoolView
 from mtp_daemon.engine.residency import Residency
 from mtp_daemon.engine.routing import DECODE, PROMPT, Forward, LayerRouting, Ran, distinct
+from mtp_daemon.engine.slot_verifier import SlotVerifier
 from mtp_daemon.engine.stream_stats import StreamStats
-from mtp_daemon.engine.verify import SlotVerifier
 from mtp_protocol.expert_messages import Fed, Hello, Resident
 from mtp_protocol.geometry import Geometry, PoolLayout
 

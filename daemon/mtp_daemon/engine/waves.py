@@ -72,7 +72,7 @@ def gather_in_waves(
     rows = _Rows(stream, layer, activation, x, ids)
     distinct = np.unique(ids)
     hits, todo = _split(stream, layer, distinct)
-    missed, tokens, events = len(todo), ids.size // ids.shape[-1], stream.events(layer, distinct.tolist())
+    missed, events = len(todo), stream.events(layer, distinct.tolist())
     room = len(hits) + _wave_size(len(distinct), missed, residency.capacity(layer)) <= residency.capacity(layer)
     if not room or len(hits) >= missed:  # the longer half begins first
         rows.compute(hits)
@@ -84,7 +84,7 @@ def gather_in_waves(
         wave, todo = todo[:size], todo[size:]
         stream.stats.waves += 1
         mark = residency.next_mark()
-        demand = link.ask(layer, wave, tokens=tokens, events=events)
+        demand = link.ask(layer, wave, events)
         rows.compute(hits)
         hits = hits[:0]
         if events:

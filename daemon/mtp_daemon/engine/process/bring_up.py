@@ -18,9 +18,9 @@ from mtp_daemon.engine.process.hidden_rows import choose_hidden
 from mtp_daemon.engine.process.mailbox import Activity, Mailbox
 from mtp_daemon.engine.process.serving import Serving
 from mtp_daemon.engine.process.settings import EngineSettings
+from mtp_daemon.engine.slot_verifier import SlotVerifier
 from mtp_daemon.engine.stream import ExpertStream, StreamSettings
 from mtp_daemon.engine.text import Vocabulary, load_vocabulary
-from mtp_daemon.engine.verify import SlotVerifier
 from mtp_loader.store.open import open_source
 from mtp_loader.store.whole_files import check_whole_files
 from mtp_protocol.engine_messages import Pool
