@@ -2,26 +2,27 @@
 
 What happens comes in as calls; what is to be done about it collects as effects, which `drain` hands over in the order
 in which they must be carried out. The four slot rules are `states.SlotStates`; demands and victims of one bank are
-`bank.BankSlots`; here are the engine's life and death and the way of a message to its bank.
+`bank.BankSlots`, the banks side by side `banks.Banks`; here are the engine's life and death and the way of a message
+to its bank.
 
 A loader that starts beside a live engine does not know what its predecessor told it. So it is quiet, and writes no
 slot, until that engine's `hello` says that it dropped its map, or the front says that it is dead.
 """
 
-from collections import ChainMap, deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mtp_loader.errors import LoaderBug
 from mtp_loader.policy.interface import Policy, expert_of, key_of, layer_of
 from mtp_loader.pool.bank import BankSlots
-from mtp_loader.pool.demand import SlotCounters, Ticket
+from mtp_loader.pool.banks import Banks
+from mtp_loader.pool.demand import Ticket
 from mtp_loader.pool.effects import Effect, ResizeDone
-from mtp_loader.pool.states import State
 from mtp_protocol.expert_messages import Filled, FillFailed, Need, Resident
 from mtp_protocol.geometry import Geometry, PoolLayout
 
 
-class SlotTable:
+class SlotTable(Banks):
     """All banks of one pool. `policies` has one policy a bank; `pin_share` bounds what pins may take of a bank."""
 
     def __init__(
@@ -33,13 +34,7 @@ class SlotTable:
         reserve: int | None = None,
         pin_share: float = 0.5,
     ) -> None:
-        self._effects: list[Effect] = []
-        self.banks = [
-            BankSlots(bank, placed.slots, geometry, policy, reserve, self._effects)
-            for bank, placed, policy in zip(geometry.banks, layout.banks, policies, strict=True)
-        ]
-        self._layers = {layer.layer: layer for layer in geometry.layers}
-        self._pin_share = pin_share
+        super().__init__(geometry, layout, policies, reserve, pin_share)
         self._tickets: dict[int, tuple[BankSlots, Ticket]] = {}
         self._last_ticket = -1
         self._resizing = False
@@ -196,38 +191,14 @@ class SlotTable:
 
     def pin(self, experts: Iterable[tuple[int, int]]) -> int:
         """Holds exactly these experts, as far as the pins' share goes; returns how many those are."""
-        wanted: list[list[int]] = [[] for _ in self.banks]
-        for layer, expert in dict.fromkeys(experts):
-            if layer in self._layers and 0 <= expert < self._layers[layer].experts:
-                wanted[self._layers[layer].bank].append(key_of(layer, expert))
-        for bank, keys in zip(self.banks, wanted, strict=True):
-            bank.pin(keys[: self._pin_room(bank)])
+        self._set_pins(experts)
         self._pump()
         return sum(len(bank.pins) for bank in self.banks)
 
-    @property
-    def most_pinned(self) -> float:
-        """The largest share of every bank's slots that pins may take."""
-        return min((self._pin_room(bank) / bank.slots.limit for bank in self.banks), default=0.0)
-
-    def _pin_room(self, bank: BankSlots) -> int:
-        limit = bank.slots.limit
-        return max(0, min(int(limit * self._pin_share), limit - bank.minimum - bank.reserve))
-
-    @property
-    def limits(self) -> tuple[int, ...]:
-        """Slots of each bank that may be used."""
-        return tuple(bank.slots.limit for bank in self.banks)
-
     def resize(self, limits: Sequence[int]) -> str | None:
         """Uses only slots below these limits from now on; `ResizeDone` follows. Returns why not, if it cannot be."""
-        if len(limits) != len(self.banks):
-            return f"the pool has {len(self.banks)} banks, not {len(limits)}"
-        for bank, limit in zip(self.banks, limits, strict=True):
-            if not bank.minimum <= limit <= len(bank.slots.state):
-                return f"bank {bank.bank} works with {bank.minimum} to {len(bank.slots.state)} slots, not {limit}"
-        for bank, limit in zip(self.banks, limits, strict=True):
-            bank.slots.set_limit(limit)
+        if (reason := self._set_limits(limits)) is not None:
+            return reason
         self._resizing = True
         self._pump()
         return None
@@ -240,20 +211,6 @@ class SlotTable:
         self._effects.clear()
         return effects
 
-    def bank_of(self, layer: int) -> BankSlots | None:
-        """The bank of a MoE layer; None for another number."""
-        found = self._layers.get(layer)
-        return None if found is None else self.banks[found.bank]
-
-    @property
-    def present(self) -> Container[int]:
-        """The keys that are resident or being read."""
-        return ChainMap(*(bank.slots.slot_of for bank in self.banks))
-
-    @property
-    def prefetches_under_way(self) -> int:
-        return sum(not fill.demand for bank in self.banks for fill in bank.fills.values())
-
     @property
     def open_tickets(self) -> tuple[int, ...]:
         """Tickets that are not answered in full yet, oldest first."""
@@ -263,14 +220,6 @@ class SlotTable:
     def idle(self) -> bool:
         """No ticket waits and nothing is being read."""
         return not self._tickets and not any(bank.fills for bank in self.banks)
-
-    @property
-    def counters(self) -> SlotCounters:
-        return sum((bank.counters for bank in self.banks), SlotCounters())
-
-    def count(self, state: State) -> int:
-        """How many slots of all banks are in `state`."""
-        return sum(bank.slots.count[state] for bank in self.banks)
 
     def check_integrity(self) -> None:
         """Counts everything again; raises LoaderBug where something does not add up. O(slots): for idle moments."""
