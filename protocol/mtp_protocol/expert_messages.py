@@ -119,6 +119,13 @@ class Welcome:
 
 
 @dataclass(frozen=True)
+class NotWelcome:
+    """The answer to a Hello of another model or pool than the loader serves; `reason` is for a person."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Filled:
     """These experts are resident; `ticket` names the demand they answer, None for a prefetch.
 
@@ -160,7 +167,7 @@ class Limit:
 
 
 ToLoader = Hello | Need | Fed | Hint | Used | Released | Bye
-ToEngine = Welcome | Filled | Recall | FillFailed | Limit
+ToEngine = Welcome | NotWelcome | Filled | Recall | FillFailed | Limit
 
 to_loader: Codec[ToLoader] = Codec(Hello, Need, Fed, Hint, Used, Released, Bye)
-to_engine: Codec[ToEngine] = Codec(Welcome, Filled, Recall, FillFailed, Limit)
+to_engine: Codec[ToEngine] = Codec(Welcome, NotWelcome, Filled, Recall, FillFailed, Limit)

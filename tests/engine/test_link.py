@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mtp_daemon.engine.errors import EngineStopping, ExpertUnreadable, LoaderTimeout
+from mtp_daemon.engine.errors import EngineStopping, EnvironmentFailed, ExpertUnreadable, LoaderTimeout
 from mtp_daemon.engine.expert_link import Limits
 from mtp_daemon.engine.stream import DECODE, StreamSettings
 from mtp_protocol.expert_messages import Filled, Need, Recall, Released, Resident
@@ -156,6 +156,21 @@ def test_slots_stay_readable_between_loaders(checkpoint: Path, reference: list[A
     assert_equal(streamed_logits(served, CHUNKS), reference)
     assert served.stream.residency.resident == len(resident)
     assert not served.loader.reads, "Welcome listed what is resident: nothing is read again"
+
+
+def test_a_loader_of_another_model_ends_the_request_with_its_reason(
+    checkpoint: Path, serve: Callable[..., Any]
+) -> None:
+    """At once, and not after the minute that a loader may take to come back."""
+    served = serve(checkpoint, 0.5)
+    old = served.loader
+    old.kill()
+    served.life.loader_dead(old.epoch)
+    served.loader = InlineLoader(old.source, old.layout, served.region_fd, served.sockets, served.context, epoch=2)
+    served.loader.turns_away = True
+    served.life.loader_up(2, served.loader.address)
+    with pytest.raises(EnvironmentFailed, match="another model"):
+        streamed_logits(served, CHUNKS)
 
 
 def test_hello_comes_after_the_running_graph(checkpoint: Path, serve: Callable[..., Any]) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from mtp_loader.store.packing.pack import pack
 from mtp_loader.store.packing.settings import PackSettings
-from mtp_protocol.expert_messages import FillFailed, Hint, Need, Released, Used, Welcome
+from mtp_protocol.expert_messages import FillFailed, Hello, Hint, Need, NotWelcome, Released, Used, Welcome
 from mtp_protocol.loader_messages import (
     Beat,
+    EngineUp,
     Failed,
     Geometry,
     Pin,
@@ -143,6 +144,16 @@ def test_a_lost_reply_is_asked_for_again(front: ScriptedFront) -> None:
     front.send(StatsRequest(1))
     stats = front.await_message(Stats).stats
     assert stats["banks"][0]["misses"] == 2 and stats["banks"][0]["in_time"] == 2
+
+
+def test_an_engine_of_another_model_is_told(front: ScriptedFront) -> None:
+    """Without an answer it would wait for its welcome until its limit, and not say why."""
+    engine = ScriptedEngine(front, front.start(6))
+    front.send(EngineUp(engine.epoch, 1))
+    engine.send(Hello("of another model", 1))
+    assert "another model" in engine.await_message(NotWelcome).reason
+    engine.greet()
+    assert engine.fetch(0, (0, 1)) is None
 
 
 def test_stale_and_malformed_messages_are_counted_and_dropped(front: ScriptedFront) -> None:

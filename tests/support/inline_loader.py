@@ -27,6 +27,7 @@ from mtp_protocol.expert_messages import (
     Hint,
     Limit,
     Need,
+    NotWelcome,
     Recall,
     Released,
     Resident,
@@ -99,6 +100,7 @@ class InlineLoader:
         self.errors: list[str] = []
         self.drop_fills = 0
         self.mute = False  # answers no demand
+        self.turns_away = False  # answers Hello with NotWelcome
         self.delay_s = 0.0
         self.fail: set[Key] = set()
         self.recall_all_after: int | None = None  # after that many needs, recall every slot that is not held
@@ -209,6 +211,9 @@ class InlineLoader:
 
     def _take(self, identity: bytes, epochs: bytes, message: Any) -> None:
         match message:
+            case Hello() if self.turns_away:
+                self._engine, self._epochs = identity, epochs
+                self._send(NotWelcome("it serves another model"))
             case Hello():
                 self._engine, self._epochs = identity, epochs
                 told = [Resident(y, e, s) for (y, e), s in self.resident().items()]

@@ -8,7 +8,7 @@ from typing import assert_never
 import numpy as np
 
 from mtp_daemon.engine.demand import Demand
-from mtp_daemon.engine.errors import EngineBug, EngineError, ExpertUnreadable, LoaderTimeout
+from mtp_daemon.engine.errors import EngineBug, EngineError, EnvironmentFailed, ExpertUnreadable, LoaderTimeout
 from mtp_daemon.engine.loader_life import LoaderDead, LoaderUp
 from mtp_daemon.engine.loader_socket import LoaderSocket
 from mtp_daemon.engine.residency import ABSENT, Residency
@@ -23,6 +23,7 @@ from mtp_protocol.expert_messages import (
     Hint,
     Limit,
     Need,
+    NotWelcome,
     Recall,
     Released,
     Resident,
@@ -204,8 +205,8 @@ class ExpertLink:
                 if (demand := self._demand) is not None and demand.missing:
                     wanted = len(self._residency.held(demand.layer)) + len(demand.missing)
                     demand.unfit = wanted > self._residency.capacity(demand.layer)
-            case Welcome():
-                raise EngineBug("the loader said Welcome to an engine that had not said Hello")
+            case Welcome() | NotWelcome():
+                raise EngineBug("the loader answered an engine that had not said Hello")
             case LoaderUp():
                 self._successor = happened
             case LoaderDead(epoch):
@@ -250,6 +251,8 @@ class ExpertLink:
                 if isinstance(happened, Welcome):
                     self._residency.fill(happened.resident)
                     break
+                if isinstance(happened, NotWelcome):
+                    raise EnvironmentFailed(happened.reason)
                 self._handle(happened)  # a death or a successor; anything else before Welcome is a bug that it raises
                 if not self.alive and self._successor is None:
                     return  # it died before it answered: whoever needs experts waits for the next

@@ -7,6 +7,7 @@ effects are carried out by the reader threads and by `send`, the way to the engi
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 from mtp_loader.errors import LoaderBug
 from mtp_loader.policy.interface import Event, expert_of, key_of, layer_of
@@ -30,6 +31,7 @@ from mtp_protocol.expert_messages import (
     Hint,
     Limit,
     Need,
+    NotWelcome,
     Recall,
     Released,
     ToLoader,
@@ -40,7 +42,7 @@ from mtp_protocol.geometry import Geometry
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[EngineMessage | EngineWelcome | Limit], None]
+Send = Callable[[EngineMessage | EngineWelcome | NotWelcome | Limit], None]
 
 
 class PoolService:
@@ -141,12 +143,15 @@ class PoolService:
             case Bye():
                 self.ledger.abandon()
                 self.table.bye()
+            case _:
+                assert_never(message)
         self.carry_out()
 
     def _hello(self, hello: Hello) -> None:
         ours = self.geometry.fingerprint, self.region.layout.generation
         if (hello.fingerprint, hello.generation) != ours:
             log.error("an engine greets with another model or pool: %s, not %s", hello, ours)
+            self._send(NotWelcome("the loader serves another model, or another pool, than this engine: serve again"))
             return
         self.ledger.abandon()
         self._send(EngineWelcome(self.table.hello(), self.region.layout.generation))
