@@ -1,14 +1,16 @@
 """On a real service: what it counts adds up, engine against loader and bytes against experts; a load comes through."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mtp_daemon.bench.cli import main
+from mtp_daemon.bench.recorded import Step, read_recorded
 from mtp_daemon.bench.serving import Service, serving
-from mtp_daemon.bench.spec_runs import Measured, Plan, measure
+from mtp_daemon.bench.spec_runs import Measured, Plan, calibrated, measure
 from mtp_daemon.bench.spec_summary import Run, summary
 from mtp_daemon.bench.steps import Steps
 from mtp_loader.store import open_source
@@ -19,8 +21,14 @@ EXPERT_BYTES = open_source(resolve_model("demo"), widen=False).geometry.banks[0]
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Service]:
-    with serving("demo", "--pool", "25%", "--depth-controller", "constant", "--max-depth", "3") as service:
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("routing") / "recording"
+
+
+@pytest.fixture(scope="module")
+def demo(recording: Path) -> Iterator[Service]:
+    deepest = ("--depth-controller", "constant", "--max-depth", "3")
+    with serving("demo", "--pool", "25%", *deepest, "--record-routing", str(recording)) as service:
         yield service
 
 
@@ -79,6 +87,18 @@ def test_memory_is_taken_apart_into_what_each_part_holds(measured: Measured) -> 
 
 def _all_experts() -> int:
     return open_source(resolve_model("demo"), widen=False).geometry.expert_bytes
+
+
+def test_the_hottest_experts_of_an_answer_are_pinned(demo: Service, recording: Path) -> None:
+    hottest = calibrated(demo, recording, [1, 2, 3], 8, count=5)
+    uses = Counter(pair for step in read_recorded(recording).steps for pair in _pairs(step))
+    assert len(hottest) == 5 and min(uses[pair] for pair in hottest) >= sorted(uses.values())[-5]
+    assert demo.client.pin(hottest)["pinned"] == 5
+    assert demo.client.pin(())["pinned"] == 0
+
+
+def _pairs(step: Step) -> list[tuple[int, int]]:
+    return [(layer, expert) for layer, chosen in step.items() for expert in chosen]
 
 
 def test_a_load_on_a_real_service(

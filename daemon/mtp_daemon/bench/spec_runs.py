@@ -68,13 +68,23 @@ def _memory(service: Service, footprint: Footprint) -> dict[str, Any]:
     return {"parts": parts, "processes": footprint.peak, "sum": footprint.peak_sum}
 
 
-def hottest(model: Path, flags: Sequence[str], prompt: Sequence[int], tokens: int, count: int) -> Any:
-    """The experts that a calibration answer of `tokens` tokens used most: (layer, expert) pairs, at most `count`."""
+Experts = tuple[tuple[int, int], ...]
+"""(layer, expert) pairs."""
+
+
+def hottest(model: Path, flags: Sequence[str], prompt: Sequence[int], tokens: int, count: int) -> Experts:
+    """See `calibrated`, on a service of its own."""
     with tempfile.TemporaryDirectory(prefix="mtpd-bench-") as directory:
         recording = Path(directory) / "routing"
         with serving(model, *flags, "--record-routing", str(recording)) as service:
-            service.answer(prompt, tokens)
-        return read_recorded(recording).hottest(count)
+            return calibrated(service, recording, prompt, tokens, count)
+
+
+def calibrated(service: Service, recording: Path, prompt: Sequence[int], tokens: int, count: int) -> Experts:
+    """The experts, at most `count`, that an answer of `tokens` tokens uses most, by what the service records."""
+    counts = service.loader_counts()
+    service.loader_counts(counts, service.answer(prompt, tokens))  # what the loader has heard of it has recorded
+    return read_recorded(recording).hottest(count)
 
 
 def verified(model: Path, flags: Sequence[str], plan: Plan, judge: Sequence[int]) -> tuple[int, int]:
