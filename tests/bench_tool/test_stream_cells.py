@@ -57,7 +57,7 @@ def test_pictures_have_a_line_for_each_page_cache_and_for_each_share_of_slowed_d
     cells = [_cell(Where(share, cache)) for share in (50, 25) for cache in ("warm", "cold")]
     slowed = [_cell(Where(25, "slowed", gbps)) for gbps in (2.0, 0.5)]
     speed = speed_chart([*cells, *slowed], {"other": [(25, 1.0), (50, 2.0)]})
-    assert speed.lines["mtpd, warm"] == [(25, 4.0), (50, 4.0)]
+    assert speed.lines["mtpd, warm"] == [(25, pytest.approx(4.0)), (50, pytest.approx(4.0))]
     assert set(speed.lines) == {
         "mtpd, warm",
         "mtpd, cold",
@@ -68,6 +68,14 @@ def test_pictures_have_a_line_for_each_page_cache_and_for_each_share_of_slowed_d
     }
     stall = stall_chart([*cells, *slowed])
     assert [x for x, _ in stall.lines["pool 25 %"]] == [0.5, 2.0] and list(stall.lines) == ["pool 25 %"]
+
+
+def test_a_machine_that_drifts_between_cells_bends_no_line() -> None:
+    slow = Answer(IDS, prefill_s=2.0, decode_s=1.6)  # half as fast as before, and so is the service
+    drifted = cell(Where(25, "cold"), [_served(tok_per_s=2.0)], [slow], 1000.0, MEMORY)
+    lines = speed_chart([_cell(), drifted], {}).lines
+    assert lines["mtpd, cold"][0][1] == pytest.approx(lines["mtpd, cold"][1][1])
+    assert lines["bound, cold"][0][1] == pytest.approx(lines["bound, cold"][1][1])
 
 
 def test_a_chart_puts_points_where_its_axes_say() -> None:

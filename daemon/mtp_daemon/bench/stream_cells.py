@@ -116,16 +116,21 @@ def _row(c: Cell) -> list[str]:
 
 
 def speed_chart(cells: Sequence[Cell], peers: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
-    """Tokens a second over pool share: a line a page cache, mlx-lm's own beside them, and the peers'."""
+    """Tokens a second over pool share: a line a page cache, mlx-lm's own beside them, and the peers'.
+
+    Cells are minutes apart and the machine drifts: each is drawn as its share of mlx-lm's speed beside it, times that
+    speed's median over all cells.
+    """
+    resident = Spread.of([c.resident_tok_per_s.median for c in cells]).median
     lines: dict[str, list[tuple[float, float]]] = {}
     for c in sorted(cells, key=lambda c: c.where.share):
         if c.where.gbps is None:
-            lines.setdefault(f"mtpd, {c.where.cache}", []).append((c.where.share, c.tok_per_s.median))
-            lines.setdefault(f"bound, {c.where.cache}", []).append((c.where.share, c.bound_tok_per_s))
-    resident = Spread.of([c.resident_tok_per_s.median for c in cells]).median
-    lines["mlx-lm, all resident"] = [(c, resident) for c in sorted({c.where.share for c in cells})]
-    title = "Decoding by pool share"
-    return Chart(title, Axis("pool, share of all experts", " %"), Axis("tokens a second"), {**lines, **peers})
+            steady = resident / c.resident_tok_per_s.median
+            lines.setdefault(f"mtpd, {c.where.cache}", []).append((c.where.share, c.ratio.median * resident))
+            lines.setdefault(f"bound, {c.where.cache}", []).append((c.where.share, c.bound_tok_per_s * steady))
+    lines["mlx-lm, all resident"] = [(share, resident) for share in sorted({c.where.share for c in cells})]
+    x, y = Axis("pool, share of all experts", " %"), Axis("tokens a second")
+    return Chart("Decoding by pool share", x, y, {**lines, **peers})
 
 
 def stall_chart(cells: Sequence[Cell]) -> Chart:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_daemon.bench.disk import drop_page_cache, read_pieces
+from mtp_daemon.bench.figures import Spread
 from mtp_daemon.bench.footprint import Footprint
 from mtp_daemon.bench.peers import FORMAT, read_peers
 from mtp_daemon.bench.report import Report, add_output, emit
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bench.steps.end()
         bench.resident.close()
-    resident = cells[0].resident_tok_per_s.median
+    resident = Spread.of([c.resident_tok_per_s.median for c in cells]).median
     charts = {"speed": speed_chart(cells, read_peers(args.peers, resident) if args.peers else {})}
     if any(c.where.gbps is not None for c in cells):
         charts["stall"] = stall_chart(cells)
