@@ -71,7 +71,6 @@ def test_the_loader_takes_a_choice_only_where_its_settings_leave_it_free() -> No
     assert (free.threads, free.direct) == (6, "off")
     fixed = parse_settings('{"readers": 3, "direct": "on"}').fitted(found)
     assert (fixed.threads, fixed.direct) == (3, "on")
-    assert parse_settings("{}").fitted(None) == parse_settings("{}")
 
 
 def test_bytes_are_counted_as_they_are_read_and_no_piece_is_read_twice(

@@ -70,7 +70,9 @@ def _run(
     sys.setswitchinterval(_SWITCH_S)
     _raise_file_limit()
     source = open_source(args.model, widen=settings.widen, head=settings.head)
-    settings = settings.fitted(recall(settings.state_dir, source.files[0]))
+    if (found := recall(settings.state_dir, source.files[0])) is not None:
+        settings = settings.fitted(found)
+        log.info("%d readers, direct %s (mtp-bench io found %s)", settings.threads, settings.direct, found)
     reader = ExpertReader(
         source,
         direct=settings.direct != "off",

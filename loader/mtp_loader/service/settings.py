@@ -32,8 +32,8 @@ class LoaderSettings:
     policy: str = DEFAULT
     reserve: int | None = None
     verify: Verify = "first"
-    prefetch: bool = False
-    warm_start: bool = False
+    prefetch: bool = True
+    warm_start: bool = True
     pins: Path | None = None
     pin_share: float = 0.5
     state_dir: Path | None = None
@@ -43,10 +43,8 @@ class LoaderSettings:
     stop_deadline_s: float = 5.0
     shim: ShimSettings = field(default_factory=ShimSettings)
 
-    def fitted(self, found: DiskChoice | None) -> "LoaderSettings":
+    def fitted(self, found: DiskChoice) -> "LoaderSettings":
         """With what `mtp-bench io` found for the model's disk, where these settings leave it to us."""
-        if found is None:
-            return self
         direct = self.direct if self.direct != "auto" or found.direct else "off"
         return replace(self, readers=self.readers or found.readers, direct=direct)
 
