@@ -79,7 +79,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tau", float, 0.4, "adaptive: stop drafting where the head's own probability falls below", _E, 0, 1),
     Setting("width", int, 3, "tree: paths drafted at once", _E, 1, 8),
     Setting("probe", bool, False, "count how often the true token is in the head's top 1, 2 and 3", _E),
-    Setting("hints_ahead", int, 1, "for how many layers ahead experts are guessed", _E, 0, 8),
+    Setting("hints_ahead", int, 2, "for how many layers ahead experts are guessed", _E, 0, 8),
     Setting("loader_limit_s", float, 60.0, "how long an answer waits for a loader to come back", _E, 0.1, 1e5),
     Setting("hidden", str, "post_norm", "hidden row the head reads", _E, choices=("post_norm", "pre_norm", "auto")),
     Setting("chunk", int, 512, "tokens read at once during prefill", _E, 1, 1 << 20),

@@ -110,7 +110,7 @@ def measure(case: Case, options: argparse.Namespace) -> list[str]:
     ]
 
 
-COUNTS = ("useful", "wasted", "never_predicted", "late", "evicted_again")
+COUNTS = ("useful", "late_reads", "wasted", "never_predicted", "late", "evicted_again")
 
 
 def _told(counts: Mapping[str, float]) -> list[str]:
@@ -120,13 +120,13 @@ def _told(counts: Mapping[str, float]) -> list[str]:
     asked = max(counts["useful"] + misses, 1)
     return [
         f"{counts['useful'] / asked:.1%}",
-        f"{counts['wasted'] / max(counts['useful'], 1):.2f}",
+        f"{counts['wasted'] / max(counts['useful'] + counts['late_reads'], 1):.2f}",
         *(f"{counts[name] / asked:.1%}" for name in ("never_predicted", "late", "evicted_again")),
     ]
 
 
 HEADER = [
-    "case", "tok/s off", "tok/s on", "ratio", "stall ms off", "on", "hit off", "on", "covered", "wasted a useful",
+    "case", "tok/s off", "tok/s on", "ratio", "stall ms off", "on", "hit off", "on", "covered", "wasted a right",
     "never predicted", "late", "evicted again",
 ]  # fmt: skip
 

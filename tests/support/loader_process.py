@@ -235,7 +235,8 @@ class ScriptedEngine:
 
 @contextmanager
 def scripted_front(directory: Path, model: Path, **settings: Any) -> Iterator[ScriptedFront]:
-    front = ScriptedFront(directory, model, settings)
+    """Nothing is read ahead unless `settings` say so: what is depends on how fast the disk was."""
+    front = ScriptedFront(directory, model, {"prefetch": False, "warm_start": False} | settings)
     try:
         yield front
     finally:

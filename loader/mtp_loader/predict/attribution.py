@@ -12,7 +12,7 @@ class Attribution:
     """Counts since the start. Misses split into the three kinds; `useful + wasted` of the prefetched have ended.
 
     Predicted is what the gate let through: a chance too small to be read for is no prediction. `late` experts were
-    predicted, but not resident when they were needed: no slot, no time, or still being read.
+    predicted, but not resident when they were needed: no slot, no time, or, as `late_reads` of them, still being read.
     """
 
     hits: int = 0
@@ -21,6 +21,7 @@ class Attribution:
     evicted_again: int = 0
     prefetched: int = 0
     useful: int = 0
+    late_reads: int = 0
     wasted: int = 0
 
     @property
@@ -34,8 +35,8 @@ class Attribution:
 
     @property
     def waste(self) -> float:
-        """Wasted reads a useful one."""
-        return self.wasted / max(self.useful, 1)
+        """Wasted reads a right one: a demand that found its read begun waited for the rest of it only."""
+        return self.wasted / max(self.useful + self.late_reads, 1)
 
     def facts(self) -> dict[str, float]:
         return {**asdict(self), "misses": self.misses, "coverage": self.coverage, "wasted_per_useful": self.waste}
@@ -97,7 +98,7 @@ class Attributor:
             return "covered" if prefetched else "as without"
         if prefetched or key in self._predicted:
             self.counts.late += 1
-            # A read under way is not wasted: the demand waits for the rest of it only.
+            self.counts.late_reads += prefetched
         elif lost:
             self.counts.evicted_again += 1
         else:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 _FADE = 0.95  # a forward's worth of the past: about the last 20 forwards count
 _WASTE_LIMIT = 0.4  # wrong reads for a right one: where published prefetching went from a gain to a loss
-_START = 0.6  # precision asked for at first: rather too much, until it is known what claims are worth
+_START = 0.7  # precision asked for at first: rather too much, until it is known what claims are worth
 _STEP = 0.01  # a forward; downwards a fifth of it, so that a spell of waste is not forgotten at once
-_LOWEST, _HIGHEST = 0.35, 0.9  # below, victims are worth more than what is read for them; above, nothing is admitted
+_LOWEST, _HIGHEST = 0.55, 0.9  # with 0.35, 0.53 reads a useful one were wasted on the demo model for no more coverage
 _ENOUGH = 8.0  # reads judged lately, below which their waste says nothing
 _LOSING_FORWARDS = 8  # in a row; of fewer, one slow read decides
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # forwards; a probe after each costs 8, so less than 2 % in the long run

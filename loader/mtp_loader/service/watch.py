@@ -34,7 +34,7 @@ class Watch:
     ) -> None:
         self.foresight: Foresight | None = None
         self.recent = RecentRouting(geometry, model)
-        self._geometry = geometry
+        self._geometry, self._table = geometry, table
         self._path: Path | None = None
         self._save_at = time.monotonic() + SAVE_S
         self._forwards = 0
@@ -61,50 +61,55 @@ class Watch:
 
     def on_greeting(self) -> None:
         """An engine has greeted: slots may be written. The first time, a cold pool begins to fill."""
-        if self.foresight is not None and self._warm:
+        if self._warm:
             self._warm = False
-            self.foresight.warm()
-            self.foresight.pump()
+            self._guarded(lambda foresight: foresight.warm())
+            self.pump()
 
     def on_hint(self, hint: Hint) -> None:
-        if self.foresight is not None:
-            self.foresight.on_hint(hint)
+        self._guarded(lambda foresight: foresight.on_hint(hint))
         self._record(lambda recorder: recorder.hint(hint))
 
     def on_fed(self, fed: Fed) -> None:
-        if self.foresight is not None:
-            self.foresight.on_fed(fed)
+        self._guarded(lambda foresight: foresight.on_fed(fed))
 
     def on_need(self, events: Sequence[Event], asked: Collection[int]) -> None:
         """See `Foresight.on_need`."""
-        if self.foresight is not None:
-            self.foresight.on_need(events, asked)
+        self._guarded(lambda foresight: foresight.on_need(events, asked))
 
     def on_used(self, used: Used, late: Sequence[Event]) -> None:
         """A forward is over; `late` are the layers that no Need told of."""
         self._forwards += 1
-        if self.foresight is not None:
-            self.foresight.on_used(used, late)
+        self._guarded(lambda foresight: foresight.on_used(used, late))
         entry = entry_of(used)
         self.recent.add(entry, time.monotonic())
         self._record(lambda recorder: recorder.used(entry))
 
     def on_evicted(self, layer: int, expert: int) -> None:
-        if self.foresight is not None:
-            self.foresight.on_evicted(layer, expert)
+        self._guarded(lambda foresight: foresight.on_evicted(layer, expert))
 
     def on_cancelled(self, layer: int, expert: int) -> None:
-        if self.foresight is not None:
-            self.foresight.on_cancelled(layer, expert)
+        self._guarded(lambda foresight: foresight.on_cancelled(layer, expert))
 
     def on_read(self, result: FillResult) -> None:
-        if self.foresight is not None:
-            self.foresight.on_read(result)
+        self._guarded(lambda foresight: foresight.on_read(result))
 
     def pump(self) -> None:
         """Begins what there is room and time for."""
-        if self.foresight is not None:
-            self.foresight.pump()
+        self._guarded(lambda foresight: foresight.pump())
+
+    def _guarded(self, call: Callable[[Foresight], None]) -> None:
+        """Prediction is not worth an answer: a bug in it ends it, with a line in the log and in the facts."""
+        if self.foresight is None:
+            return
+        try:
+            call(self.foresight)
+        except Exception:  # what reads ahead must not end what is being answered
+            log.exception("nothing is read ahead any more")
+            self.foresight, self._statistics = None, "given up after an error: see the loader's log"
+            self._table().want_spare({})
+            for bank in self._table().banks:
+                bank.announced.clear()
 
     # -- the disk --------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class EngineSettings:
     hidden: str = "post_norm"
     state_dir: Path | None = None
     verify_slots: bool = False
-    hints_ahead: int = 1
+    hints_ahead: int = 2
     loader_limit_s: float = 60.0
 
     def __post_init__(self) -> None:
