@@ -16,6 +16,8 @@ from mtp_loader.pool.disk_choice import NAME, DiskChoice, file_system_of, recall
 from mtp_loader.service.settings import parse_settings
 from mtp_loader.store import open_source
 from mtp_loader.store.resolve import resolve_model
+from mtp_protocol.loader_messages import Stats, StatsRequest
+from support.loader_process import scripted_front
 
 
 def _rates(**gb_per_s: float) -> list[Rate]:
@@ -71,6 +73,16 @@ def test_the_loader_takes_a_choice_only_where_its_settings_leave_it_free() -> No
     assert (free.threads, free.direct) == (6, "off")
     fixed = parse_settings('{"readers": 3, "direct": "on"}').fitted(found)
     assert (fixed.threads, fixed.direct) == (3, "on")
+
+
+def test_a_loader_reads_as_was_found_for_its_disk(tmp_path: Path) -> None:
+    demo = resolve_model("demo")
+    remember(tmp_path / "state", demo, DiskChoice(3, False, 1.0))
+    with scripted_front(tmp_path, demo, state_dir=str(tmp_path / "state")) as front:
+        front.start(40)
+        front.send(StatsRequest(1))
+        stats = front.await_message(Stats).stats
+    assert (stats["readers"], stats["direct_alignment"]) == (3, 1), "three threads, through the page cache"
 
 
 def test_bytes_are_counted_as_they_are_read_and_no_piece_is_read_twice(
