@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mtp_daemon.engine.errors import EngineStopping, EnvironmentFailed, ExpertUnreadable, LoaderTimeout
-from mtp_daemon.engine.expert_link import Limits
+from mtp_daemon.engine.link_limits import Limits
 from mtp_daemon.engine.stream import DECODE, StreamSettings
 from mtp_protocol.expert_messages import Filled, Need, Recall, Released, Resident
 from support.checkpoints import make_checkpoint

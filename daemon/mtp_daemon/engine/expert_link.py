@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 
 from mtp_daemon.engine.demand import Demand
 from mtp_daemon.engine.errors import EngineBug, EngineError, EnvironmentFailed, ExpertUnreadable, LoaderTimeout
+from mtp_daemon.engine.link_limits import Limits
 from mtp_daemon.engine.loader_life import LoaderDead, LoaderUp
 from mtp_daemon.engine.loader_socket import LoaderSocket
 from mtp_daemon.engine.residency import ABSENT, Residency
@@ -31,18 +31,6 @@ from mtp_protocol.expert_messages import (
     Used,
     Welcome,
 )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds. `retry_s` without news a demand is asked again with a new ticket (a reply may be lost); after
-
-    `deadline_s` it fails. `loader_s` is how long a dead loader may take to come back.
-    """
-
-    retry_s: float = 5.0
-    deadline_s: float = 60.0
-    loader_s: float = 60.0
 
 
 class ExpertLink:

@@ -15,8 +15,9 @@ import zmq
 from numpy.typing import NDArray
 
 from mtp_daemon.engine.errors import EngineBug
-from mtp_daemon.engine.expert_link import ExpertLink, Limits
+from mtp_daemon.engine.expert_link import ExpertLink
 from mtp_daemon.engine.expert_planes import ExpertPlanes
+from mtp_daemon.engine.link_limits import Limits
 from mtp_daemon.engine.loader_life import LoaderLife
 from mtp_daemon.engine.loader_socket import LoaderSocket
 from mtp_daemon.engine.pool_view import PoolView

@@ -10,29 +10,25 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from mtp_loader.errors import LoaderBug
-from mtp_loader.policy.interface import Event, expert_of, key_of, layer_of
+from mtp_loader.policy.interface import Event, key_of
 from mtp_loader.policy.registry import make_policy
-from mtp_loader.pool.effects import CancelFill, EngineMessage, Evicted, PromoteFill, ResizeDone, StartFill, merged
-from mtp_loader.pool.expert_reader import Place
 from mtp_loader.pool.readers import FillResult, ReaderThreads
 from mtp_loader.pool.region import PoolRegion
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.service.books import check_books
 from mtp_loader.service.ledger import RequestLedger
+from mtp_loader.service.orders import Orders, Send
 from mtp_loader.service.pins import Experts, Pins
 from mtp_loader.service.settings import LoaderSettings
 from mtp_loader.service.watch import Watch
 from mtp_protocol.expert_messages import (
     Bye,
     Fed,
-    Filled,
-    FillFailed,
     Hello,
     Hint,
     Limit,
     Need,
     NotWelcome,
-    Recall,
     Released,
     ToLoader,
     Used,
@@ -41,8 +37,6 @@ from mtp_protocol.expert_messages import Welcome as EngineWelcome
 from mtp_protocol.geometry import Geometry
 
 log = logging.getLogger(__name__)
-
-Send = Callable[[EngineMessage | EngineWelcome | NotWelcome | Limit], None]
 
 
 class PoolService:
@@ -59,6 +53,7 @@ class PoolService:
         self.failures = 0
         self.on_resized: Callable[[tuple[int, ...]], None] = lambda limits: None
         self.watch = Watch(geometry, settings, model, lambda: self.table)
+        self._orders = Orders(readers, send, self.watch)
         self._pins = Pins(settings, geometry)
         self._region: PoolRegion | None = None
         self._table: SlotTable | None = None
@@ -229,27 +224,7 @@ class PoolService:
 
     def carry_out(self) -> None:
         """Does what the table wants done, in its order; answers that make more to do are taken up at once."""
-        while effects := self.table.drain():
-            for effect in merged(effects):
-                match effect:
-                    case StartFill(bank, slot, layer, expert, demand):
-                        self._readers.submit(self.region, Place(bank, slot, layer, expert), demand=demand)
-                    case PromoteFill(bank, slot):
-                        self._readers.promote(bank, slot)
-                    case CancelFill(bank, slot):
-                        if self._readers.cancel(bank, slot):
-                            key = self.table.banks[bank].slots.key[slot]
-                            self.watch.on_cancelled(layer_of(key), expert_of(key))
-                            self.table.fill_cancelled(bank, slot)
-                        else:
-                            self.table.cancel_refused(bank, slot)
-                    case ResizeDone(limits):
-                        self.region.punch(limits)
-                        self.on_resized(limits)
-                    case Recall() | Filled() | FillFailed():
-                        self._send(effect)
-                    case Evicted(layer, expert):
-                        self.watch.on_evicted(layer, expert)
+        self._orders.carry_out(self.table, self.region, self.on_resized)
 
     # -- time and order --------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import zmq
 from mtp_daemon.engine.decode.target import Target
 from mtp_daemon.engine.depth import make_controller
 from mtp_daemon.engine.device import use_device, wire
-from mtp_daemon.engine.expert_link import Limits
+from mtp_daemon.engine.link_limits import Limits
 from mtp_daemon.engine.model import Loaded, flat, load_streamed
 from mtp_daemon.engine.mtp.head import MtpHead
 from mtp_daemon.engine.mtp.load import LoadedHead, load_head
