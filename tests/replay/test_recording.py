@@ -1,5 +1,6 @@
 """The compact recording: what was told comes back, torn tails are left out, other files are refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -8,6 +9,7 @@ import pytest
 from mtp_loader.errors import DamagedCheckpoint
 from mtp_loader.policy.interface import key_of
 from mtp_loader.replay.recording import Recorder, entry_of, is_recording, read_recording
+from mtp_loader.service.recent import RecentRouting
 from mtp_protocol.expert_messages import Hint, Used
 from mtp_protocol.geometry import Bank, Geometry, Layer, Plane, Quantisation
 
@@ -91,3 +93,28 @@ def test_the_two_kinds_are_told_apart(tmp_path: Path) -> None:
     csv.write_text("# route_trace v1\n")
     assert is_recording(path)
     assert not is_recording(csv)
+
+
+def test_recent_routing_is_bounded_and_cut_by_time(tmp_path: Path) -> None:
+    """A service that runs for weeks keeps the newest forwards only; a calibration takes those since it began."""
+    recent = RecentRouting(GEOMETRY, "a model", limit_bytes=10 * len(entry_of(USED)))
+    for step in range(30):
+        recent.add(entry_of(replace(USED, step=step)), now=float(step))
+
+    def steps(since: float) -> list[int]:
+        with (tmp_path / "r").open("wb") as file:
+            recent.write(file, since)
+        return [forward.step for forward in read_recording(tmp_path / "r").forwards]
+
+    assert steps(0.0) == list(range(20, 30))
+    assert steps(27.0) == [28, 29]
+    assert steps(99.0) == []
+
+
+def test_a_weight_that_no_half_holds_is_recorded_as_the_largest(tmp_path: Path) -> None:
+    """Routing is remembered by default: an odd router must not bring the loader down."""
+    odd = replace(USED, routing=((0, ((1, 2),), ((1e9, -1e9),)),))
+    recorder = Recorder(tmp_path / "r", GEOMETRY, "a model")
+    recorder.used(entry_of(odd))
+    recorder.close()
+    assert read_recording(tmp_path / "r").forwards[0].events[0].weights == (65504.0, -65504.0)

@@ -131,7 +131,7 @@ def _experts(rows: Any) -> bytes:
 
 
 def _weights(rows: Any) -> bytes:
-    flat = [min(w, _LARGEST) for row in rows for w in row]
+    flat = [max(-_LARGEST, min(w, _LARGEST)) for row in rows for w in row]
     return struct.pack(f"<{len(flat)}e", *flat)
 
 
