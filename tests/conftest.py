@@ -15,8 +15,9 @@ hypothesis.settings.load_profile("any time")
 # Tests of the service must not meet a service of the user's.
 os.environ.pop("MTPD_RUN_DIR", None)
 # Nor may they leave anything in the user's home.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mtpd-t-state-")
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+if "mtpd-t-state-" not in os.environ.get("XDG_STATE_HOME", ""):  # a worker has it from the process that started it
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mtpd-t-state-")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A run started in the background is told to ignore SIGINT, and so would every child that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
