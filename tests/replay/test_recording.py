@@ -95,9 +95,10 @@ def test_the_two_kinds_are_told_apart(tmp_path: Path) -> None:
     assert not is_recording(csv)
 
 
-def test_recent_routing_is_bounded_and_cut_by_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [{"limit_bytes": 10 * len(entry_of(USED))}, {"limit_forwards": 10}])
+def test_recent_routing_is_bounded_and_cut_by_time(limits: dict[str, int], tmp_path: Path) -> None:
     """A service that runs for weeks keeps the newest forwards only; a calibration takes those since it began."""
-    recent = RecentRouting(GEOMETRY, "a model", limit_bytes=10 * len(entry_of(USED)))
+    recent = RecentRouting(GEOMETRY, "a model", **limits)
     for step in range(30):
         recent.add(entry_of(replace(USED, step=step)), now=float(step))
 
