@@ -166,8 +166,18 @@ class Limit:
     slots: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Hinting:
+    """Whether `Fed` and `Hint` are of any use: where reading ahead does not pay, guesses are not worth their compute.
+
+    True from each Welcome on, until told otherwise.
+    """
+
+    wanted: bool
+
+
 ToLoader = Hello | Need | Fed | Hint | Used | Released | Bye
-ToEngine = Welcome | NotWelcome | Filled | Recall | FillFailed | Limit
+ToEngine = Welcome | NotWelcome | Filled | Recall | FillFailed | Limit | Hinting
 
 to_loader: Codec[ToLoader] = Codec(Hello, Need, Fed, Hint, Used, Released, Bye)
-to_engine: Codec[ToEngine] = Codec(Welcome, NotWelcome, Filled, Recall, FillFailed, Limit)
+to_engine: Codec[ToEngine] = Codec(Welcome, NotWelcome, Filled, Recall, FillFailed, Limit, Hinting)

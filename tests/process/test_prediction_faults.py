@@ -38,6 +38,6 @@ def test_tokens_do_not_depend_on_the_predictor(
         with engine_of(front, address, model, 2) as engine:
             engine.stream.join()
             assert greedy_streamed(engine, IDS, 24) == greedy_reference(model, IDS, 24)
-            assert engine.stream.stats.hints > 20 and engine.stream.stats.slots_verified > 50
+            assert engine.stream.stats.hints > 5 and engine.stream.stats.slots_verified > 50
         said = front.errors.read_text()
     assert ("nothing is read ahead any more" in said) == (predictor == "throwing")

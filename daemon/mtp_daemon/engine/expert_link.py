@@ -21,6 +21,7 @@ from mtp_protocol.expert_messages import (
     FillFailed,
     Hello,
     Hint,
+    Hinting,
     Limit,
     Need,
     NotWelcome,
@@ -54,6 +55,7 @@ class ExpertLink:
         # What was told to a loader that died is no business of its successor's.
         self.on_rejoin: Callable[[], None] = lambda: None
         self.on_prefetched: Callable[[Sequence[Resident]], None] = lambda experts: None
+        self.hinting = True  # the loader has use for guesses
         self._ticket = 0
         self._demand: Demand | None = None
         self._successor: LoaderUp | None = None  # a loader that we have not said Hello to
@@ -193,6 +195,8 @@ class ExpertLink:
                 if (demand := self._demand) is not None and demand.missing:
                     wanted = len(self._residency.held(demand.layer)) + len(demand.missing)
                     demand.unfit = wanted > self._residency.capacity(demand.layer)
+            case Hinting(wanted):
+                self.hinting = wanted
             case Welcome() | NotWelcome():
                 raise EngineBug("the loader answered an engine that had not said Hello")
             case LoaderUp():
@@ -237,6 +241,7 @@ class ExpertLink:
             while self._successor is None:
                 happened = self._receive(until, "the loader's Welcome")
                 if isinstance(happened, Welcome):
+                    self.hinting = True
                     self._residency.fill(happened.resident)
                     break
                 if isinstance(happened, NotWelcome):

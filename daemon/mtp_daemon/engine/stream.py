@@ -113,8 +113,8 @@ class ExpertStream:
         return self.residency.all_whole and self.verifier is None
 
     def announce(self, tokens: Sequence[int]) -> None:
-        """See `Stream.announce`. Nothing is sent where nothing can miss, or where no guesses are wanted at all."""
-        if self.settings.hints_ahead and not self.residency.all_whole:
+        """See `Stream.announce`. Nothing is sent where nothing can miss, or where no guesses are wanted."""
+        if self.settings.hints_ahead and self.link.hinting and not self.residency.all_whole:
             self.link.send(Fed(self._step + 1, tuple(tokens)))
 
     @contextmanager

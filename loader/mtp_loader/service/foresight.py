@@ -17,7 +17,9 @@ from mtp_loader.predict.attribution import Attributor
 from mtp_loader.predict.blend import LayerShape, Predictor
 from mtp_loader.predict.pace import Pace
 from mtp_loader.predict.profit import ProfitGate
+from mtp_loader.predict.trial import Trial
 from mtp_loader.predict.waits import Contention, Waits
+from mtp_loader.replay.trace import DECODE
 from mtp_loader.service.guesses import Guess, Guesses, of_running_forward
 from mtp_loader.service.warm_fill import WarmFill
 from mtp_protocol.expert_messages import Fed, Hint, Used
@@ -25,6 +27,7 @@ from mtp_protocol.geometry import Geometry
 
 _GUESSES = 64
 _EXCLUSIVE = 0.25  # contention above which a read ahead waits until no demand does
+_BETWEEN_S = 30.0  # a longer time between two forwards lies between two requests
 
 
 class Foresight:
@@ -36,6 +39,8 @@ class Foresight:
         self.predictor = Predictor({y.layer: LayerShape(y.experts, y.top_k) for y in geometry.layers})
         self.gate = ProfitGate()
         self.attributor = Attributor()
+        self.trial = Trial()
+        self._reported: tuple[float, tuple[int, int, int]] | None = None  # the last forward's report, and its kind
         self.pace = Pace(threads, [y.layer for y in geometry.layers])
         self.contention = Contention()
         self.warm_fill = WarmFill()
@@ -86,6 +91,14 @@ class Foresight:
         routing = [(layer, rows) for layer, rows, _weights in used.routing]
         self.predictor.on_used(used.tokens, routing)
         self.gate.forward_done()
+        self._time_forward(used)
+
+    def _time_forward(self, used: Used) -> None:
+        """From one decode forward's report to the next, where both are of one token through all layers alike."""
+        now, alike = self._clock(), (used.phase, len(used.tokens), len(used.routing))
+        before, self._reported = self._reported, (now, alike)
+        if before is not None and before[1] == alike and used.phase == DECODE and now - before[0] < _BETWEEN_S:
+            self.trial.forward(now - before[0])
 
     # -- what the pool says ----------------------------------------------------------------------------------------
 
@@ -147,6 +160,8 @@ class Foresight:
         table, guesses = self._table(), self._guesses.open
         self._asked = True
         self._waiting.clear()
+        if not self.active:  # guesses nobody reads for are not worth the second core
+            return
         for key, chance in self.predictor.wanted(_GUESSES):
             ahead = self.predictor.ahead(layer_of(key))
             admitted = self.gate.admits(chance, ahead)
@@ -198,6 +213,11 @@ class Foresight:
         slot = None if bank is None else bank.slots.slot_of.get(key)
         return State.FREE if bank is None or slot is None else bank.slots.state[slot]
 
+    @property
+    def active(self) -> bool:
+        """Whether anything is read ahead now, so that the engine's guesses are of use."""
+        return self.trial.on and self.gate.active
+
     # -- what it tells ---------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
@@ -209,7 +229,7 @@ class Foresight:
             "evicted_again": counts.evicted_again,
             "coverage": counts.coverage,
             "wasted_per_useful": counts.waste,
-            "prefetch_active": self.gate.active,
+            "prefetch_active": self.active,
             "warm": self.warm_fill.share,
             "prediction": self.statistics(),
         }
@@ -228,4 +248,5 @@ class Foresight:
         gate |= {"saved_s": self.gate.balance.saved_s, "harm_s": self.gate.balance.harm_s}
         pace = {"read_s": self.pace.read_s, "layer_s": self.pace.layer_s, "depth": self.pace.depth}
         pace |= {"contention": self.contention.share}
-        return {"attribution": self.attributor.counts.facts(), "gate": gate, "pace": pace, "recall": recall}
+        told = {"attribution": self.attributor.counts.facts(), "gate": gate, "pace": pace, "recall": recall}
+        return told | {"forward_s": self.trial.facts()}

@@ -9,9 +9,9 @@ from mtp_loader.pool.readers import ReaderThreads
 from mtp_loader.pool.region import PoolRegion
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.service.watch import Watch
-from mtp_protocol.expert_messages import Filled, FillFailed, Limit, NotWelcome, Recall, Welcome
+from mtp_protocol.expert_messages import Filled, FillFailed, Hinting, Limit, NotWelcome, Recall, Welcome
 
-Send = Callable[[EngineMessage | Welcome | NotWelcome | Limit], None]
+Send = Callable[[EngineMessage | Welcome | NotWelcome | Limit | Hinting], None]
 
 
 class Orders:

@@ -26,6 +26,7 @@ from mtp_protocol.expert_messages import (
     Fed,
     Hello,
     Hint,
+    Hinting,
     Limit,
     Need,
     NotWelcome,
@@ -58,6 +59,7 @@ class PoolService:
         self._region: PoolRegion | None = None
         self._table: SlotTable | None = None
         self._engine: int | None = None
+        self._hinting = True  # what the engine was told
         self._deadlines: dict[int, float] = {}
         self._checked_at = -1
 
@@ -151,6 +153,7 @@ class PoolService:
         self.ledger.abandon()
         self._send(EngineWelcome(self.table.hello(), self.region.layout.generation))
         self._send(Limit(self.table.limits))
+        self._hinting = True
         self.watch.on_greeting()
 
     def _need(self, need: Need) -> None:
@@ -177,6 +180,9 @@ class PoolService:
             self._record(event)
         self.watch.on_used(used, late)
         self.watch.pump()
+        if self.watch.hinting != self._hinting:
+            self._hinting = self.watch.hinting
+            self._send(Hinting(self._hinting))
 
     def _record(self, event: Event) -> None:
         if (bank := self.table.bank_of(event.layer)) is not None:

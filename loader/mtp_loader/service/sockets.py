@@ -11,7 +11,16 @@ import zmq
 
 from mtp_loader.pool.effects import EngineMessage
 from mtp_protocol.errors import ProtocolError
-from mtp_protocol.expert_messages import Limit, NotWelcome, Welcome, pack_epochs, to_engine, to_loader, unpack_epochs
+from mtp_protocol.expert_messages import (
+    Hinting,
+    Limit,
+    NotWelcome,
+    Welcome,
+    pack_epochs,
+    to_engine,
+    to_loader,
+    unpack_epochs,
+)
 from mtp_protocol.expert_messages import ToLoader as FromEngine
 from mtp_protocol.loader_messages import FromLoader, ToLoader, from_loader
 from mtp_protocol.loader_messages import to_loader as from_front
@@ -110,7 +119,7 @@ class ExpertSocket:
         self._peer, self._epochs = frames[0], pack_epochs(loader, engine)
         return message
 
-    def send(self, message: EngineMessage | Welcome | NotWelcome | Limit) -> None:
+    def send(self, message: EngineMessage | Welcome | NotWelcome | Limit | Hinting) -> None:
         """To the engine that was heard last; to a gone one it is dropped and counted."""
         if self._peer is None:
             self.unsent_messages += 1

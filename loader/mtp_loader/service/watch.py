@@ -94,6 +94,11 @@ class Watch:
     def on_read(self, result: FillResult) -> None:
         self._guarded(lambda foresight: foresight.on_read(result))
 
+    @property
+    def hinting(self) -> bool:
+        """Whether the engine's guesses are of use now."""
+        return self.foresight is not None and self.foresight.active
+
     def pump(self) -> None:
         """Begins what there is room and time for."""
         self._guarded(lambda foresight: foresight.pump())
