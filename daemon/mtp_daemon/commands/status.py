@@ -32,6 +32,8 @@ def describe(status: Mapping[str, Any]) -> str:
         ("queue", _queue(queue)),
         ("requests", _requests(requests)),
     ]
+    if ahead := _ahead(status["experts"]):
+        rows.insert(4, ("ahead", ahead))
     if adapter := status["engine_facts"].get("adapter"):
         rows.insert(4, ("adapter", str(adapter)))
     if (warm := status["experts"].get("warm", 1.0)) < 1.0:
@@ -57,6 +59,21 @@ def _pool(status: Mapping[str, Any]) -> str:
     if (rate := status.get("hit_rate")) is not None:
         text += f", hit rate {rate:.1%}"
     return text
+
+
+def _ahead(facts: Mapping[str, Any]) -> str:
+    """What reading ahead did since the start of the loader; nothing where there is none, or nothing was asked yet."""
+    told = facts.get("prediction", {})
+    counts = told.get("attribution", {})
+    if not counts.get("hits", 0) + counts.get("misses", 0):
+        return ""
+    text = f"{'on' if facts.get('prefetch_active') else 'paused: it does not pay now'}, {counts['coverage']:.0%} of "
+    text += f"misses read in time, {counts['wasted_per_useful']:.2f} reads wasted a right one; misses: "
+    text += (
+        f"{counts['never_predicted']} never predicted, {counts['late']} late, {counts['evicted_again']} evicted again"
+    )
+    recall = {name: f"{m['at_k']:.0%}" for name, m in told.get("recall", {}).items() if name.startswith("hint")}
+    return text + "".join(f"; recall {name} {share}" for name, share in recall.items())
 
 
 def _mtp(facts: Mapping[str, Any]) -> str:

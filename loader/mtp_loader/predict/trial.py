@@ -15,6 +15,7 @@ _SHORTEST, _LONGEST = (
     64,
     1024,
 )  # forwards between trials, doubling while the verdict stays: under 2 % of them in the end
+_BETWEEN_S = 30.0  # a longer time between two reports lies between two requests
 _GAIN = 0.99  # of the time without, at most: a tie goes to the way that reads and computes less
 
 
@@ -26,7 +27,14 @@ class Trial:
         self.verdicts = 0
         self._times: dict[bool, deque[float]] = {way: deque(maxlen=_KEPT) for way in (True, False)}
         self._best = True
+        self._reported: tuple[float, tuple[int, int]] | None = None
         self._left, self._since, self._rest = _FIRST, 0, _SHORTEST
+
+    def reported(self, now: float, kind: tuple[int, int]) -> None:
+        """A forward of this kind (tokens, layers) was reported; timed from one report to the next of the same kind."""
+        before, self._reported = self._reported, (now, kind)
+        if before is not None and before[1] == kind and now - before[0] < _BETWEEN_S:
+            self.forward(now - before[0])
 
     def forward(self, seconds: float) -> None:
         self._since += 1

@@ -21,13 +21,13 @@ from mtp_loader.predict.trial import Trial
 from mtp_loader.predict.waits import Contention, Waits
 from mtp_loader.replay.trace import DECODE
 from mtp_loader.service.guesses import Guess, Guesses, of_running_forward
+from mtp_loader.service.told import Minutes, recall_by_layer, recall_by_source
 from mtp_loader.service.warm_fill import WarmFill
 from mtp_protocol.expert_messages import Fed, Hint, Used
 from mtp_protocol.geometry import Geometry
 
 _GUESSES = 64
 _EXCLUSIVE = 0.25  # contention above which a read ahead waits until no demand does
-_BETWEEN_S = 30.0  # a longer time between two forwards lies between two requests
 
 
 class Foresight:
@@ -40,7 +40,7 @@ class Foresight:
         self.gate = ProfitGate()
         self.attributor = Attributor()
         self.trial = Trial()
-        self._reported: tuple[float, tuple[int, int, int]] | None = None  # the last forward's report, and its kind
+        self.minutes = Minutes(clock())
         self.pace = Pace(threads, [y.layer for y in geometry.layers])
         self.contention = Contention()
         self.warm_fill = WarmFill()
@@ -91,14 +91,8 @@ class Foresight:
         routing = [(layer, rows) for layer, rows, _weights in used.routing]
         self.predictor.on_used(used.tokens, routing)
         self.gate.forward_done()
-        self._time_forward(used)
-
-    def _time_forward(self, used: Used) -> None:
-        """From one decode forward's report to the next, where both are of one token through all layers alike."""
-        now, alike = self._clock(), (used.phase, len(used.tokens), len(used.routing))
-        before, self._reported = self._reported, (now, alike)
-        if before is not None and before[1] == alike and used.phase == DECODE and now - before[0] < _BETWEEN_S:
-            self.trial.forward(now - before[0])
+        if used.phase == DECODE:
+            self.trial.reported(self._clock(), (len(used.tokens), len(used.routing)))
 
     # -- what the pool says ----------------------------------------------------------------------------------------
 
@@ -128,6 +122,10 @@ class Foresight:
             self._begin_waiting(table)
         table.want_spare(Counter(bank.bank for key in self._waiting if (bank := table.bank_of(layer_of(key)))))
         self.warm_fill.pump(table)
+
+    def tick(self) -> None:
+        """Once a second or so."""
+        self.minutes.tick(self.attributor.counts, self._clock())
 
     def warm(self) -> None:
         """From now on, while nothing is asked, the pool is filled with what was used most, likeliest first."""
@@ -231,22 +229,17 @@ class Foresight:
             "wasted_per_useful": counts.waste,
             "prefetch_active": self.active,
             "warm": self.warm_fill.share,
-            "prediction": self.statistics(),
+            "prediction": self._told() | {"recall": recall_by_source(self.predictor.meters)},
         }
 
     def statistics(self) -> Mapping[str, Any]:
-        """Attribution in full, the gate, and recall at k and 2k by layer and source."""
-        recall = {
-            str(layer): {
-                name: {"at_k": m.at_k / m.wanted, "at_2k": m.at_2k / m.wanted, "wanted": m.wanted}
-                for name, m in meters.items()
-                if m.wanted
-            }
-            for layer, meters in self.predictor.meters.items()
-        }
+        """The same in full: recall at k and 2k by layer and source."""
+        return self._told() | {"recall": recall_by_layer(self.predictor.meters)}
+
+    def _told(self) -> dict[str, Any]:
         gate = {"precision_asked": self.gate.precision_asked, "pauses": self.gate.pauses, "active": self.gate.active}
         gate |= {"saved_s": self.gate.balance.saved_s, "harm_s": self.gate.balance.harm_s}
         pace = {"read_s": self.pace.read_s, "layer_s": self.pace.layer_s, "depth": self.pace.depth}
         pace |= {"contention": self.contention.share}
-        told = {"attribution": self.attributor.counts.facts(), "gate": gate, "pace": pace, "recall": recall}
-        return told | {"forward_s": self.trial.facts()}
+        told = {"attribution": self.attributor.counts.facts(), "gate": gate, "pace": pace}
+        return told | {"forward_s": self.trial.facts(), "minutes": self.minutes.told()}

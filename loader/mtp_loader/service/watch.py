@@ -130,6 +130,7 @@ class Watch:
 
     def tick(self) -> None:
         """Writes the statistics when it is time and there are new ones."""
+        self._guarded(lambda foresight: foresight.tick())
         if time.monotonic() >= self._save_at:
             self._save_at = time.monotonic() + SAVE_S
             self.save()
