@@ -13,22 +13,22 @@ Experts = NDArray[np.intp]
 
 _EXPERT = (1 << EXPERT_BITS) - 1
 _ONE = np.float32(1.0)
-_DECAY = np.exp2(np.array([-1 / 4, -1 / 16, 0.0], dtype=np.float32))[:, None]
+_DECAY = np.exp2(np.array([-1 / 4, -1 / 16, 0.0], dtype=np.float32))[:, None]  # half-lives 4 and 16 visits, and none
 _FEATURES, _AGE, _FOLLOWERS = 5, 3, 4
-_PRIMED = np.minimum(_ONE / np.maximum(_ONE - _DECAY, np.float32(1e-9)), np.float32(24.0))
-_FLOOR = np.float32(0.01)
-_FOLLOWERS_FLOOR = np.float32(0.02)
-_NOTHING = np.float32(1e-6)
-_OLDEST = np.float32(200.0)
-_MEMORY = 256
+_PRIMED = np.minimum(_ONE / np.maximum(_ONE - _DECAY, np.float32(1e-9)), np.float32(24.0))  # visits
+_FLOOR = np.float32(0.01)  # use rate a visit below which experts are alike; keeps logarithms finite
+_FOLLOWERS_FLOOR = np.float32(0.02)  # likewise for a share of followers, which rests on fewer visits
+_NOTHING = np.float32(1e-6)  # a count that no visit has touched: below all that one has
+_OLDEST = np.float32(200.0)  # visits; beyond, age tells no more
+_MEMORY = 256  # visits of a layer that the present one is compared with: work and memory grow with it
 _SHARPNESS, _CONTEXT = 4.0, np.float32(0.4)
-_AFTER = np.array([1.0, 0.5, 0.25, 0.125], dtype=np.float32)
-_RATE = np.float32(0.05)
-_STEEPEST = np.float32(10.0)
-_SURE = np.float32(0.999)
+_AFTER = np.array([1.0, 0.5, 0.25, 0.125], dtype=np.float32)  # a follower one to four visits later
+_RATE = np.float32(0.05)  # of AdaGrad; others: docs/policies.md, as for kernel, cycle and starting weights
+_STEEPEST = np.float32(10.0)  # no weight beyond: after a run of sure visits it must still learn
+_SURE = np.float32(0.999)  # no chance above: its log odds would be infinite
 _START = (0.0, 0.7, 0.0, 0.0, 0.7)
-_PHASE = 1.0
-_UNSEEN, _WIDTH = -8.0, 64
+_PHASE = 1.0  # nats that a whole cycle of layers costs
+_UNSEEN, _WIDTH = -8.0, 64  # log chance of an expert never scored: given up first; columns to begin with
 
 
 class _Layer:

@@ -10,10 +10,13 @@ from mtp_loader.predict.sources import Hints, LayerShape, Recent, Routing, Row, 
 
 __all__ = ["LayerShape", "Predictor"]
 
+# Recall a source is credited with before it was measured: a little less than on the demo model; tokens and transitions
+# much less, for their tables are empty at first. What is measured takes over within some 30 visits of a layer.
 _PRIOR = {"hint1": 0.7, "hint2": 0.6, "recent": 0.35, "transitions": 0.3, "tokens": 0.3}
 _BLEND = "blend"
-_SHARPNESS = 3.0
-_LARGE_FORWARD = 16
+_SHARPNESS = 3.0  # a source's say grows with the cube of its recall: .8 against .5 counts four times as much
+_LARGE_FORWARD = 16  # tokens: with more, the union of their experts is most of a layer and ranking it says little
+_USES_FADE = 0.998  # a token's weight against the next one's in the long-term frequencies: half-life 350 tokens
 
 
 class Predictor:
@@ -103,8 +106,8 @@ class Predictor:
             source.learn(tokens, known)
         for layer, experts in known:
             uses = self.uses[layer]
-            uses *= np.float32(0.998 ** len(experts))
-            np.add.at(uses, experts.ravel(), np.float32(0.002))
+            uses *= np.float32(_USES_FADE ** len(experts))
+            np.add.at(uses, experts.ravel(), np.float32(1.0 - _USES_FADE))
 
     def wanted(self, budget: int, skip: Container[int] = ()) -> list[tuple[int, float]]:
         """Up to `budget` (key, chance) of the next layers, soonest layer first and likeliest first within a layer.

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-_FADE = 0.9
-_MOST, _AHEAD = 16, 2
+_FADE = 0.9  # about the last ten reads or layers count: a disk's speed changes within a second
+_MOST = 16  # prefetches under way: more would only queue in front of the next layer's
+_AHEAD = 2  # layers' time in which a prefetch is still of use, for so far ahead is predicted
 
 
 class Pace:
