@@ -69,7 +69,7 @@ class Lookahead:
         `beside` are what the block adds to the routed experts' sum: the shared expert's rows, if it has one.
         """
         settings = self._stream.settings
-        if not self._stream.link.hinting or (self._stream.now.phase == PROMPT and not settings.hint_prompts):
+        if not self._stream.link.hinting or self._stream.now.phase == PROMPT:  # a chunk needs nearly every expert
             return []
         for rows in beside:
             residual = residual + rows

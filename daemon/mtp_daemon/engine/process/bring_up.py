@@ -95,8 +95,7 @@ def _bytes_of(module: MtpHead) -> int:
 
 def _stream_settings(settings: EngineSettings) -> StreamSettings:
     limits = Limits(loader_s=settings.loader_limit_s)
-    ahead = settings.hints_ahead
-    return StreamSettings(ahead, hint_prompts=ahead > 0, verify_slots=settings.verify_slots, limits=limits)
+    return StreamSettings(settings.hints_ahead, verify_slots=settings.verify_slots, limits=limits)
 
 
 def _verifier(model: Path, settings: EngineSettings, pool: Pool, region_fd: int) -> SlotVerifier | None:
