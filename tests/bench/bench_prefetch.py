@@ -141,8 +141,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--serve-flag", action="append", default=[], help="one more flag for mtpd serve; repeat it")
     parser.add_argument("--verbose", action="store_true", help="also print the loader's facts at the end of each case")
     options = parser.parse_args(argv)
-    rows = [[name, *measure(CASES[name], options)] for name in options.case or CASES]
-    print(table(HEADER, rows))
+    rows = []
+    for name in options.case or CASES:
+        rows.append([name, *measure(CASES[name], options)])
+        print(table(HEADER, rows), flush=True)  # so far: a run that is cut short has told what it measured
 
 
 if __name__ == "__main__":
