@@ -212,6 +212,8 @@ def test_what_a_hint_names_is_not_given_up_for_something_else() -> None:
     play(loader)
     bank = loader.table.banks[0]
     oldest = next(key for key in bank.policy.victims(24, ()) if layer_of(key) > 0)
+    loader.foresight.on_fed(Fed(500, ()))
     loader.hint(500, layer_of(oldest), (expert_of(oldest),))
-    loader.layer(layer_of(oldest) - 1, loader.absent(layer_of(oldest) - 1))
+    before = layer_of(oldest) - 1
+    loader.layer(before, loader.absent(before) + loader.absent(before, but=2) + loader.absent(before, but=4))
     assert oldest in bank.slots.slot_of
