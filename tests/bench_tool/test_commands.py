@@ -68,6 +68,23 @@ def test_peers_that_are_none_are_named(text: str, tmp_path: Path) -> None:
         read_peers(path, 10.0)
 
 
+@pytest.mark.parametrize(("command", "flag", "said"), [("stream", "--peers", "peers"), ("spec", "--prompt", "prompt")])
+@pytest.mark.parametrize("text", [None, "{", '{"a": 1}'])
+def test_a_wrong_file_is_told_before_anything_is_measured(
+    command: str, flag: str, said: str, text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def measured(*_: object) -> None:
+        raise AssertionError("a service was started")
+
+    monkeypatch.setattr("mtp_daemon.bench.serving.subprocess.Popen", measured)
+    file = tmp_path / f"{said}.json"
+    if text is not None:
+        file.write_text(text)
+    assert main([command, "demo", flag, str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

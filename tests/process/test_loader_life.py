@@ -151,7 +151,7 @@ def test_a_truncated_file_may_also_be_repaired_by_another_in_its_place(tmp_path:
 
 
 def test_a_replaced_file_is_read_on_through_its_descriptor_with_a_warning(tmp_path: Path, packed: Path) -> None:
-    """Os.replace of a shard mid-run keeps the old bytes."""
+    """A shard that os.replace swaps mid-run keeps its old bytes for us."""
     with scripted_front(tmp_path, packed) as front:
         engine = opened(front)
         file = experts_file(packed)

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where any token differs from mlx-lm's."""
     model = resolve_model(args.model)
-    prompt = json.loads(args.prompt.read_text()) if args.prompt else list(range(1, 33))
+    prompt = _prompt(args.prompt) if args.prompt else list(range(1, 33))
     if args.tokens < 2 or args.repeats < 1 or min(args.depths) < 1:
         raise UserError("--tokens is 2 or more, --repeats and each of --depths 1 or more")
     plan = Plan(prompt, args.tokens, args.speculation, [0, *args.depths], args.repeats)
@@ -85,12 +85,20 @@ def run(args: argparse.Namespace) -> int:
     return 0 if differing == 0 and all(r["exact_match"] for r in results["depths"]) else 1
 
 
+def _prompt(path: Path) -> list[int]:
+    try:
+        ids = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the prompt in {path}: {error}") from error
+    if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
+        raise UserError(f"{path} must hold a JSON list of token ids, such as [1, 2, 3]")
+    return ids
+
+
 def _margins(args: argparse.Namespace, plan: Plan, service: Service) -> list[float]:
-    return (
-        margins(service.answer(plan.prompt, plan.tokens, sampling=Sampling(logprobs=2)).logprobs)
-        if args.margins
-        else []
-    )
+    if not args.margins:
+        return []
+    return margins(service.answer(plan.prompt, plan.tokens, sampling=Sampling(logprobs=2)).logprobs)
 
 
 def _ids(measured: Measured, judge: list[int]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--tokens is 2 or more, --repeats and --prompt-tokens 1 or more")
     if args.disk_ratio and not args.cache:
         raise UserError("--disk-ratio needs a cell on the machine's own disk to know a token's bytes: --cache warm")
+    if args.peers:
+        read_peers(args.peers, 1.0)  # a wrong file is told now, not after the measurement
     bench = _Bench.open(args)
     try:
         cells = [c for share in args.shares for c in bench.cells(share)]
