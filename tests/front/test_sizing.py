@@ -138,7 +138,7 @@ def test_serve_says_how_warm_it_starts(tmp_path: Path) -> None:
     taken = {"statistics": "taken from x.npz", "resident": 9}
     assert row({}) == ""
     assert row({"statistics": "no statistics at x.npz yet", "warm": 1.0}) == "no: no statistics at x.npz yet"
-    assert row(taken | {"warm": 0.37}).startswith("37% of the pool")
+    assert row(taken | {"warm": 0.37}).startswith("37% of what goes into the pool")
     assert row(taken | {"warm": 1.0}).startswith("the pool is filled")
     said: list[str] = []
     warm = WarmStart(said.append)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from mtp_loader.policy.interface import Event, expert_of, key_of, layer_of
 from mtp_loader.policy.registry import make_policy
 from mtp_loader.pool.effects import CancelFill, Evicted, StartFill
@@ -217,3 +219,18 @@ def test_what_a_hint_names_is_not_given_up_for_something_else() -> None:
     before = layer_of(oldest) - 1
     loader.layer(before, loader.absent(before) + loader.absent(before, but=2) + loader.absent(before, but=4))
     assert oldest in bank.slots.slot_of
+
+
+@pytest.mark.parametrize("slots", [LAYERS * EXPERTS, LAYERS * EXPERTS - 1])
+def test_a_pool_with_room_for_everything_is_filled_without_statistics(slots: int) -> None:
+    """Otherwise a layer whose last expert nobody asks for is never whole, and each of its forwards waits for the host.
+
+    One slot less, and there is no reason to read what may not be needed.
+    """
+    loader = Loader(slots)
+    loader.foresight.warm()
+    loader.foresight.pump()
+    loader.read_all()
+    there = sum(loader.resident(key_of(y, e)) for y in range(LAYERS) for e in range(EXPERTS))
+    assert there == (slots if slots == LAYERS * EXPERTS else 0)
+    assert loader.foresight.warm_fill.share == 1.0

@@ -1,4 +1,4 @@
-"""What serve says of a warm start: how far the loader is with filling the pool from what earlier runs learned."""
+"""What serve says of a warm start: how far the loader is with filling the pool before anything is asked."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,10 +8,10 @@ def warmth(facts: Mapping[str, Any]) -> str | None:
     """A line on the loader's `facts`; None where it keeps no statistics (prefetch is off, or it has said nothing)."""
     if not (source := facts.get("statistics")):
         return None
+    if (share := float(facts.get("warm", 1.0))) < 1.0:
+        return f"{share:.0%} of what goes into the pool ahead is there; requests come first (statistics {source})"
     if not str(source).startswith("taken from"):
         return f"no: {source}"
-    if (share := float(facts.get("warm", 1.0))) < 1.0:
-        return f"{share:.0%} of the pool is filled from earlier statistics so far; requests come first"
     return f"the pool is filled; statistics {source}"
 
 

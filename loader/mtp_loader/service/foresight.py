@@ -128,7 +128,7 @@ class Foresight:
         self.minutes.tick(self.attributor.counts, self._clock())
 
     def warm(self) -> None:
-        """From now on, while nothing is asked, the pool is filled with what was used most, likeliest first."""
+        """From now on, while nothing is asked, the pool is filled (see WarmFill)."""
         self.warm_fill.begin(self._table(), self.predictor)
 
     # -- prefetching -----------------------------------------------------------------------------------------------

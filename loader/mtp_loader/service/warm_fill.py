@@ -1,8 +1,12 @@
-"""A cold pool is filled with what earlier runs used most, likeliest first, while nothing is asked."""
+"""A cold pool is filled while nothing is asked: with what earlier runs used most, likeliest first.
+
+A bank that has room for all its experts gets all of them, statistics or not: only a layer that is resident as a whole
+decodes without a look at its router's ids on the host.
+"""
 
 from collections import deque
 
-from mtp_loader.policy.interface import Primed, expert_of, layer_of
+from mtp_loader.policy.interface import Primed, expert_of, key_of, layer_of
 from mtp_loader.pool.slots import SlotTable
 from mtp_loader.predict.blend import Predictor
 
@@ -17,7 +21,7 @@ class WarmFill:
         self._total = 0
 
     def begin(self, table: SlotTable, predictor: Predictor) -> None:
-        """Takes the statistics' word for what goes into the pool, and tells the policies of it."""
+        """Chooses what goes into the pool, and tells the policies what the statistics know of it."""
         keys: list[int] = []
         for bank in table.banks:
             layers = [y for y in predictor.uses if table.bank_of(y) is bank]
@@ -25,7 +29,11 @@ class WarmFill:
                 for layer in layers:
                     if frequencies := predictor.frequencies(layer):
                         bank.policy.prime(layer, frequencies)
-            keys += predictor.likely(bank.slots.limit - bank.reserve, layers)
+            likely = predictor.likely(bank.slots.limit - bank.reserve, layers)
+            keys += likely
+            if bank.experts <= bank.slots.limit:
+                every = {key_of(y, e) for y in layers for e in range(len(predictor.uses[y]))}
+                keys += sorted(every.difference(likely))  # layer by layer, as they lie on the disk
         self._keys, self._total = deque(keys), len(keys)
 
     @property

@@ -38,11 +38,10 @@ class Watch:
         self._path: Path | None = None
         self._save_at = time.monotonic() + SAVE_S
         self._forwards = 0
-        self._warm = settings.warm_start
+        self._warm = settings.warm_start and settings.prefetch
         self._statistics = "kept nowhere: state_dir is off"
         if settings.prefetch:
             self.foresight = Foresight(geometry, table, settings.threads, time.monotonic)
-            self._warm = self._warm and settings.state_dir is not None
             if settings.state_dir is not None:
                 self._path = settings.state_dir / f"routing-{geometry.fingerprint[:16]}.npz"
                 self._load(self.foresight)
@@ -53,7 +52,6 @@ class Watch:
     def _load(self, foresight: Foresight) -> None:
         assert self._path is not None
         why = load(foresight.predictor, self._geometry.fingerprint, self._path)
-        self._warm = self._warm and why is None
         self._statistics = why or f"taken from {self._path}"
         log.info("%s", why or f"statistics {self._statistics}")
 
