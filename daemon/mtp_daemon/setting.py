@@ -9,6 +9,7 @@ from mtp_daemon.errors import UserError
 
 Owner = Literal["front", "loader", "engine"]
 Value = str | int | float | bool | None
+_BOOLS = {"true": True, "on": True, "false": False, "off": False}
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class Setting:
     def read_text(self, text: str) -> Value:
         """The same for a value of the command line."""
         if self.kind is bool:
-            if text not in ("true", "false"):
+            if text not in _BOOLS:
                 raise UserError(f"{self.name} must be true or false, not {text!r}")
-            return text == "true"
+            return _BOOLS[text]
         if self.kind is str or (self.none and text == "auto"):
             return self.read(text)
         try:

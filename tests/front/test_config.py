@@ -96,6 +96,14 @@ def test_any_flag_text_is_a_value_or_a_clear_error(setting: config.Setting, text
         assert value is None or type(value) is setting.kind
 
 
+def test_a_switch_is_on_or_off_too() -> None:
+    """Some settings are off or on by name, so a user tries that on the others."""
+    switch = next(setting for setting in SETTINGS if setting.name == "prefetch")
+    assert [switch.read_text(text) for text in ("on", "true", "off", "false")] == [True, True, False, False]
+    with pytest.raises(UserError, match="prefetch must be true or false, not 'yes'"):
+        switch.read_text("yes")
+
+
 def test_children_take_what_they_are_given() -> None:
     """Every setting that the front passes to a child is one that the child knows, with a value it accepts."""
     settings = load_settings(None, {})
