@@ -159,9 +159,7 @@ class ExpertLink:
         self._ticket += 1
         demand.tickets.add(self._ticket)
         held = self._residency.held(demand.layer)
-        experts = tuple(sorted(demand.missing))
-        need = Need(self._ticket, demand.layer, experts, held, events)
-        self._socket.send(need)
+        self._socket.send(Need(self._ticket, demand.layer, tuple(sorted(demand.missing)), held, events))
 
     def _note_arrivals(self, demand: Demand, experts: Iterable[int]) -> None:
         """Experts of the demand that are in the map are marked as read at once, before any recall is answered."""

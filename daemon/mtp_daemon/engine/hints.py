@@ -68,7 +68,6 @@ class Lookahead:
 
         `beside` are what the block adds to the routed experts' sum: the shared expert's rows, if it has one.
         """
-        settings = self._stream.settings
         if not self._stream.link.hinting or self._stream.now.phase == PROMPT:  # a chunk needs nearly every expert
             return []
         for rows in beside:
@@ -76,7 +75,7 @@ class Lookahead:
         guesses = []
         for layer, probe in self._probes:
             likes = probe(residual)
-            count = min(likes.shape[-1], max(1, round(settings.hint_experts * self._stream.top_k[layer])))
+            count = self._stream.top_k[layer]
             best = mx.argpartition(-likes, kth=count - 1, axis=-1)[..., :count]
             guesses += [best, mx.take_along_axis(likes, best, axis=-1).astype(mx.float32)]
         return guesses

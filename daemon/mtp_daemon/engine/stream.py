@@ -34,14 +34,13 @@ __all__ = ["DECODE", "PROMPT", "ExpertStream", "ResidentStream", "Stream", "Stre
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """`hints_ahead`: for how many layers ahead a layer guesses experts (0: none; the guesses cost a gate each);
+    """`hints_ahead`: for how many layers ahead a layer guesses experts (0: none; each guess costs a norm and a gate).
 
-    `hint_experts`: how many experts a guess names at most, times the layer's top-k. A prompt is not guessed at.
-    `verify_slots`: hash every slot at use against what the store says (debugging; slow).
+    A guess names each token's top-k of that layer; a prompt is not guessed at. `verify_slots`: hash every slot at use
+    against what the store says (debugging; slow).
     """
 
     hints_ahead: int = 0
-    hint_experts: float = 1.0
     verify_slots: bool = False
     limits: Limits = field(default_factory=Limits)
 

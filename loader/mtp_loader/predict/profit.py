@@ -38,10 +38,9 @@ class ProfitGate:
 
     What a stated chance is worth is learned, apart for the next layer and for those after it: every prediction of an
     expert not resident is judged when its layer has run, read or not, so the gate goes on learning while it admits
-    nothing. The precision it asks for rises while
-    more than 0.4 wrong reads go with a right one, and falls otherwise. When prefetching loses over several forwards it
-    pauses; after the pause a short probe decides; each failed probe doubles the pause. All times are measured by the
-    caller and given in.
+    nothing. The precision it asks for rises while more than 0.4 wrong reads go with a right one, and falls otherwise.
+    When prefetching loses over several forwards it pauses; after the pause a short probe decides; each failed probe
+    doubles the pause. All times are measured by the caller and given in.
     """
 
     def __init__(self, waste_limit: float = _WASTE_LIMIT) -> None:

@@ -11,10 +11,8 @@ _FIRST = 24  # forwards before the first trial: the predictor has learned its fi
 _TRIAL = 16  # forwards the other way
 _SETTLING = 3  # of them not counted: what was read ahead before still counts in these
 _KEPT = 48  # forwards of each way that are compared; older ones had another pool and another text
-_SHORTEST, _LONGEST = (
-    64,
-    1024,
-)  # forwards between trials, doubling while the verdict stays: under 2 % of them in the end
+# Forwards between trials, doubling while the verdict stays: under 2 % of them in the end.
+_SHORTEST, _LONGEST = 64, 1024
 _BETWEEN_S = 30.0  # a longer time between two reports lies between two requests
 _GAIN = 0.99  # of the time without, at most: a tie goes to the way that reads and computes less
 

@@ -33,8 +33,8 @@ from mtp_protocol.expert_messages import (
     Released,
     ToLoader,
     Used,
+    Welcome,
 )
-from mtp_protocol.expert_messages import Welcome as EngineWelcome
 from mtp_protocol.geometry import Geometry
 
 log = logging.getLogger(__name__)
@@ -87,13 +87,8 @@ class PoolService:
             raise LoaderBug("reads into the old pool do not end")
         s = self._settings
         self._region = region
-        self._table = SlotTable(
-            self.geometry,
-            region.layout,
-            [make_policy(s.policy) for _ in self.geometry.banks],
-            reserve=s.reserve,
-            pin_share=s.pin_share,
-        )
+        policies = [make_policy(s.policy) for _ in self.geometry.banks]
+        self._table = SlotTable(self.geometry, region.layout, policies, reserve=s.reserve, pin_share=s.pin_share)
         if self._engine is not None:
             self._table.engine_up(self._engine)
         self._table.pin(self._pins.experts)
@@ -151,7 +146,7 @@ class PoolService:
             self._send(NotWelcome("the loader serves another model, or another pool, than this engine: serve again"))
             return
         self.ledger.abandon()
-        self._send(EngineWelcome(self.table.hello(), self.region.layout.generation))
+        self._send(Welcome(self.table.hello(), self.region.layout.generation))
         self._send(Limit(self.table.limits))
         self._hinting = True
         self.watch.on_greeting()
