@@ -56,7 +56,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("reserve", int, None, "free slots kept ahead in each bank", _L, 0, 1 << 20, none=True),
     Setting("verify", bool, False, "check every expert's checksum at each read, not at the first only", _L),
     Setting("prefetch", bool, True, "read ahead what the next layers will probably need", _LE),
-    Setting("warm_start", bool, True, "fill the pool from earlier statistics at start", _L),
+    Setting("warm_start", bool, True, "fill a cold pool while nothing is asked: all experts, or the likeliest", _L),
     Setting("pins", str, None, "file with experts to hold, as mtp-loader calibrate --write makes it", _L, none=True),
     Setting("pin_share", float, 0.5, "most of a bank that pins may take", _L, 0, 1),
     Setting("demand_limit_s", float, 300.0, "a demand for an expert that has waited so long fails", _L, 0.01, 1e6),

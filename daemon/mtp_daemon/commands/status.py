@@ -37,7 +37,7 @@ def describe(status: Mapping[str, Any]) -> str:
     if adapter := status["engine_facts"].get("adapter"):
         rows.insert(4, ("adapter", str(adapter)))
     if (warm := status["experts"].get("warm", 1.0)) < 1.0:
-        rows.insert(3, ("warm", f"{warm:.0%} of the pool is filled from earlier statistics so far"))
+        rows.insert(3, ("warm", f"{warm:.0%} of what goes into the pool ahead is there so far"))
     rows += [(role, _child(child)) for role, child in status["children"].items()]
     for trouble in ("refusing", "broken_invariant"):
         if status.get(trouble):
