@@ -117,4 +117,4 @@ class LoadClient(threading.Thread):
         deadline = time.monotonic() + _LAST_WORD_S
         ended = 0
         while ended < len(left) and (message := connection.receive(deadline)) is not None:
-            ended += isinstance(message, Finished)
+            ended += isinstance(message, Finished | Failed) and message.request is not None
