@@ -39,5 +39,8 @@ def test_tokens_do_not_depend_on_the_predictor(
             engine.stream.join()
             assert greedy_streamed(engine, IDS, 24) == greedy_reference(model, IDS, 24)
             assert engine.stream.stats.hints > 5 and engine.stream.stats.slots_verified > 50
+            if predictor == "throwing":  # a person is told as well
+                facts = front.await_fact("statistics", lambda told: told.startswith("given up"))
+                assert "prediction" not in facts
         said = front.errors.read_text()
     assert ("nothing is read ahead any more" in said) == (predictor == "throwing")

@@ -62,8 +62,9 @@ def _pool(status: Mapping[str, Any]) -> str:
 
 
 def _ahead(facts: Mapping[str, Any]) -> str:
-    """What reading ahead did since the start of the loader; nothing where there is none, or nothing was asked yet."""
-    told = facts.get("prediction", {})
+    """What reading ahead did since the start of the loader; nothing where it is off, or nothing was asked yet."""
+    if (told := facts.get("prediction")) is None:
+        return str(facts.get("statistics", ""))  # a bug ended it
     counts = told.get("attribution", {})
     if not counts.get("hits", 0) + counts.get("misses", 0):
         return ""

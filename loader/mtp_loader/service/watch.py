@@ -39,8 +39,9 @@ class Watch:
         self._save_at = time.monotonic() + SAVE_S
         self._forwards = 0
         self._warm = settings.warm_start and settings.prefetch
-        self._statistics = "kept nowhere: state_dir is off"
+        self._statistics = ""
         if settings.prefetch:
+            self._statistics = "kept nowhere: state_dir is off"
             self.foresight = Foresight(geometry, table, settings.threads, time.monotonic)
             if settings.state_dir is not None:
                 self._path = settings.state_dir / f"routing-{geometry.fingerprint[:16]}.npz"
@@ -150,9 +151,9 @@ class Watch:
             self._recorder.close()
 
     def facts(self) -> dict[str, Any]:
-        """`warm` is 0 until a warm start that is to come has begun."""
+        """`warm` is 0 until a warm start that is to come has begun. Without prediction: why there is none any more."""
         if self.foresight is None:
-            return {}
+            return {"statistics": self._statistics} if self._statistics else {}
         coming = {"warm": 0.0} if self._warm else {}
         return self.foresight.facts() | coming | {"statistics": self._statistics}
 
