@@ -1,6 +1,7 @@
 """Who is the daemon: the lock, whatever files lie about."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,17 @@ def test_second_lock_names_the_first(tmp_path: Path) -> None:
     RunLock(tmp_path / "run").close()
 
 
-def test_leftovers_of_a_killed_daemon(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_daemon() -> None:
     """A stale pid file and stale sockets stop nobody and are removed."""
-    run = tmp_path / "run"
-    run.mkdir(mode=0o700)
-    (run / "mtpd.lock").write_text("1")
-    (run / "client.sock").touch()
-    (run / "loader-3.sock").touch()
-    assert daemon_pid(run) is None
-    lock = RunLock(run)
-    assert list(run.glob("*.sock")) == []
-    lock.close()
+    with tempfile.TemporaryDirectory(prefix="mtpd-t-") as name:  # short: the sockets of a long name lie elsewhere
+        run = Path(name)
+        (run / "mtpd.lock").write_text("1")
+        (run / "client.sock").touch()
+        (run / "loader-3.sock").touch()
+        assert daemon_pid(run) is None
+        lock = RunLock(run)
+        assert list(run.glob("*.sock")) == []
+        lock.close()
 
 
 def test_refused_directories(tmp_path: Path) -> None:
