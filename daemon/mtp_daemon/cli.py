@@ -56,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
         return _exit_code(error)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output is gone, as after `| head`
+        return 1
     except Exception:
         logging.getLogger("mtpd").exception("a bug of ours")
         return 1

@@ -7,9 +7,9 @@ import time
 
 from mtp_client.client import Client
 from mtp_client.connection import daemon_pid
-from mtp_client.errors import ClientError
+from mtp_client.errors import ClientError, RequestRefused
 from mtp_daemon.commands.asking import add_run_dir
-from mtp_daemon.errors import EnvironmentFailure, NotServing
+from mtp_daemon.errors import EnvironmentFailure, NotServing, UserError
 from mtp_protocol.run_directory import default_run_directory
 
 # For children that must be killed, and for what the service writes last.
@@ -31,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         with Client(run_directory, name="mtpd stop") as client:
             client.shutdown(args.deadline)
+    except RequestRefused as error:
+        raise UserError(str(error)) from error
     except ClientError:
         # Still starting, or too busy to answer: the signal means the same.
         os.kill(pid, signal.SIGTERM)

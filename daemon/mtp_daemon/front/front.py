@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -41,8 +42,8 @@ Phase = Literal["starting", "serving", "draining", "stopping"]
 
 # The longest wait: deaths and messages wake the poller; beats, kept requests and live clients can wait this long.
 _LOOK_S = 0.2
-# Messages taken a turn: one side that floods must not starve the other.
-_CHILD_MESSAGES, _CLIENT_MESSAGES = 256, 64
+# Taken a turn: one side that floods must not starve the other. Checking one message of a client can take seconds.
+_CHILD_MESSAGES, _CLIENTS_S = 256, 0.02
 # For the last messages to reach clients that read, and for the children to leave by themselves.
 _GOODBYE_S, _CHILDREN_STOP_S = 1.0, 3.0
 
@@ -158,10 +159,8 @@ class Front:
         return max(0.0, min(waits))
 
     def _read_clients(self, now: float) -> None:
-        for _ in range(_CLIENT_MESSAGES):
-            received = self._port.receive()
-            if received is None:
-                return
+        until = time.monotonic() + _CLIENTS_S
+        while time.monotonic() < until and (received := self._port.receive()) is not None:
             self._desk.take(*received, now)
 
     # --- phases ---
