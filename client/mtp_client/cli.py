@@ -122,6 +122,11 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"mtp-client: the answer cannot be written: {error.strerror or error}", file=sys.stderr)
+        return EXIT_SERVICE
 
 
 def _answer(args: argparse.Namespace, prompt: str, sampling: Sampling, output: Output) -> int:

@@ -150,6 +150,17 @@ def test_reader_that_leaves(front: FrontProcess) -> None:
     until("cancelled", lambda: front.status()["requests"]["cancelled"] == before + 1)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_output_that_cannot_be_written(front: FrontProcess, flags: list[str]) -> None:
+    """A full disk behind `>`: one line that says so, exit code 3."""
+    command = [sys.executable, "-m", "mtp_client.cli", "hello", "-n", "5", *flags, "--run-dir", str(front.run_dir)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 3
+    assert done.stderr == "mtp-client: the answer cannot be written: No space left on device\n"
+
+
 def test_ctrl_c(front: FrontProcess) -> None:
     """Ctrl-C cancels on the server and ends with 130; with --json the last line says so."""
     command = endless_answer(front)

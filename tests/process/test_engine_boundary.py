@@ -13,8 +13,11 @@ from mtp_protocol.sampling import Sampling
 START = e.Start(b"r", "hi", None, True, None, 4, (), Sampling())
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, fault: Exception, sent: list[e.FromEngine]) -> None:
+def answered(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception, sent: list[e.FromEngine], *, by_front: bool = True
+) -> None:
     mailbox = Mailbox()
+    mailbox.stop(by_front=by_front)
 
     def broken(*_: Any) -> Any:
         raise fault
@@ -48,3 +51,11 @@ def test_other_faults_are_answered_and_no_more(monkeypatch: pytest.MonkeyPatch, 
     (failed,) = sent
     assert isinstance(failed, e.Failed)
     assert (failed.request, failed.kind) == (b"r", kind)
+
+
+def test_a_stop_that_is_not_the_fronts_leaves_the_request_to_the_next_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Failed would end it for the client, though the service goes on."""
+    sent: list[e.FromEngine] = []
+    with pytest.raises(EngineStopping):
+        answered(monkeypatch, EngineStopping("now"), sent, by_front=False)
+    assert sent == []

@@ -47,8 +47,10 @@ def ask(client: Client, **fields: object) -> tuple[list[int], Finished]:
     return ids, event
 
 
-def ask_and_kill(front: FrontProcess, roles: tuple[str, ...], **fields: object) -> tuple[list[int], Finished]:
-    """Kill -9 these children once ten tokens have come; the answer all the same."""
+def ask_and_kill(
+    front: FrontProcess, roles: tuple[str, ...], with_signal: int = signal.SIGKILL, **fields: object
+) -> tuple[list[int], Finished]:
+    """Kill these children once ten tokens have come; the answer all the same."""
     ids: list[int] = []
     killed = False
     pids = [front.child_pid(role) for role in roles]
@@ -60,7 +62,7 @@ def ask_and_kill(front: FrontProcess, roles: tuple[str, ...], **fields: object) 
                 if len(ids) >= 10 and not killed:
                     killed = True
                     for pid in pids:
-                        os.kill(pid, signal.SIGKILL)
+                        os.kill(pid, with_signal)
     assert killed and isinstance(event, Finished)
     children = front.status()["children"]
     assert all(children[role]["pid"] != pid for role, pid in zip(roles, pids, strict=True))
@@ -89,6 +91,12 @@ def test_killed_children_change_no_token(front: FrontProcess, model: Path, roles
     until("both are back", lambda: all(c["state"] == "ready" for c in front.status()["children"].values()))
     with front.client() as client:
         assert ask(client)[0] == reference(model, PROMPT, N)
+
+
+def test_a_child_that_is_told_to_leave_behind_the_fronts_back_is_a_death(front: FrontProcess, model: Path) -> None:
+    """SIGTERM from whoever thinks memory is short: the request is not the service's last."""
+    ids, finished = ask_and_kill(front, ("engine",), signal.SIGTERM, depth=2)
+    assert ids == reference(model, PROMPT, N) and finished.stats["restarts"] == 1
 
 
 def test_seeded_answer_survives_a_kill(front: FrontProcess) -> None:

@@ -56,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ClientError as error:
         print(f"mtp-bench: the service failed us: {error}", file=sys.stderr)
         return EnvironmentFailure.exit_code
+    except OSError as error:
+        print(f"mtp-bench: {error}", file=sys.stderr)
+        return EnvironmentFailure.exit_code
     except KeyboardInterrupt:
         print("mtp-bench: interrupted", file=sys.stderr)
         return 130

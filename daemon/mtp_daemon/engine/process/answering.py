@@ -21,12 +21,15 @@ def answer(
 ) -> None:
     """Sends Progress, Tokens and exactly one of Finished and Failed, whatever goes wrong.
 
+    Only a signal's stop leaves the request unanswered: it is the next engine's.
     Raises EngineBug afterwards when our own rules were broken: the process must not go on with that state.
     """
     try:
         prepared = prepare(start, serving)
         send(_Answer(start, prepared, serving, send, mailbox, activity).run())
     except EngineStopping:
+        if not mailbox.stopped_by_front:
+            raise
         send(Failed(start.request, "environment", "the service is stopping"))
     except EngineError as error:
         refused = isinstance(error, RequestRefused)  # the user's mistake: no warning about this process

@@ -110,7 +110,7 @@ class FrontLink:
             if self._lifeline.fileno() in ready:
                 self._read_lifeline()
             if self._signals_fd in ready and os.read(self._signals_fd, 4096):
-                self._stop(TERM_S)
+                self._stop(TERM_S, by_front=False)
             if self._wake.fileno() in ready:
                 self._wake.clear()
             if front in ready:
@@ -149,7 +149,7 @@ class FrontLink:
             case Cancel(request):
                 self._mailbox.cancel(request)
             case Stop(deadline_s):
-                self._stop(deadline_s)
+                self._stop(deadline_s, by_front=True)
             case Pool():
                 self._mailbox.pool(message)
             case LoaderUp(epoch, address):
@@ -159,9 +159,9 @@ class FrontLink:
             case _:
                 assert_never(message)
 
-    def _stop(self, deadline_s: float) -> None:
+    def _stop(self, deadline_s: float, *, by_front: bool) -> None:
         self._leave_by = min(self._leave_by or float("inf"), time.monotonic() + deadline_s)
-        self._mailbox.stop()
+        self._mailbox.stop(by_front=by_front)
 
     def _leave_if_overdue(self, now: float) -> None:
         if self._leave_by is not None and now > self._leave_by + LAST_WORDS_MS / 1000:

@@ -26,6 +26,7 @@ class Mailbox:
         self._pool: Pool | None = None
         self._regions: dict[int, int] = {}
         self._stopping = False
+        self.stopped_by_front = False
         self.changes = Wake()
 
     # -- the I/O thread --------------------------------------------------------------------------------------------
@@ -50,8 +51,12 @@ class Mailbox:
 
         self._change(put)
 
-    def stop(self) -> None:
-        """Every wait of the MLX thread ends with EngineStopping."""
+    def stop(self, *, by_front: bool) -> None:
+        """Every wait of the MLX thread ends with EngineStopping.
+
+        Without the front's order this is a death like any other: the next engine goes on with what was asked.
+        """
+        self.stopped_by_front |= by_front
         self._change(lambda: setattr(self, "_stopping", True))
         self.life.stop()
 
