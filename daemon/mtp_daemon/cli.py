@@ -59,6 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone, as after `| head`
         return 1
+    except OSError as error:
+        print(f"mtpd: {error}", file=sys.stderr)
+        return EnvironmentFailure.exit_code
     except Exception:
         logging.getLogger("mtpd").exception("a bug of ours")
         return 1

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtp_daemon.front.child_log import ChildLog
+from mtp_daemon.errors import UserError
+from mtp_daemon.front.child_log import ChildLog, logs_in
 from mtp_daemon.front.client_port import Outcome
 from mtp_daemon.front.clients import DEAF_LIMIT_S, MAX_REPLIES, Clients
 from mtp_daemon.front.clock import RunningClock
@@ -216,6 +217,14 @@ def test_too_many_clients_are_told() -> None:
     clients = Clients(sender, 2, lambda *_: None)
     assert clients.admit(b"a", 0.0) and clients.admit(b"b", 0.0) and not clients.admit(b"c", 0.0)
     assert isinstance(sender.heard[-1], c.Failed) and sender.heard[-1].kind == "busy"
+
+
+def test_logs_that_cannot_be_kept_are_refused_at_the_start(tmp_path: Path) -> None:
+    """Not a service that runs for weeks and has nothing to show when it is asked why."""
+    assert logs_in(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"log_dir .*file/logs: Not a directory; choose another"):
+        logs_in(tmp_path / "file" / "logs")
 
 
 def test_child_log_keeps_last_words(tmp_path: Path) -> None:

@@ -4,10 +4,23 @@ import os
 from collections import deque
 from pathlib import Path
 
+from mtp_daemon.errors import UserError
+
 _MAX_FILE_BYTES = 1 << 20
 _OLD_FILES = 2
 _LINES = 50
 _MAX_LINE_BYTES = 2000
+
+
+def logs_in(directory: Path) -> Path:
+    """`directory`, where logs can be kept now. Raises UserError; a disk that fills up later costs the file only."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"log_dir {directory}: {error.strerror}; choose another directory") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UserError(f"log_dir {directory} is not writable; choose another directory")
+    return directory
 
 
 class ChildLog:

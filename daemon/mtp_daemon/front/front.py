@@ -13,6 +13,7 @@ from mtp_daemon.config import Settings
 from mtp_daemon.errors import DaemonBug, EnvironmentFailure, RequestError, UserError
 from mtp_daemon.front.announce import announcement
 from mtp_daemon.front.child_fds import ChildFds
+from mtp_daemon.front.child_log import logs_in
 from mtp_daemon.front.children_port import ChildrenPort
 from mtp_daemon.front.client_port import ClientPort
 from mtp_daemon.front.clients import Clients
@@ -68,6 +69,7 @@ class Front:
         self._look_at = 0.0
         self._retry_s: float | None = None
         self._broken: str | None = None
+        logs = logs_in(Path(settings.log_dir) if settings.log_dir else lock.run_directory / "logs")
         listener = listener_of(settings)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._port = ClientPort(self._context, listener)
@@ -75,7 +77,6 @@ class Front:
         self._clients = Clients(self._port.send, settings.max_clients, lambda *gone: self._sessions.unfollow(*gone))
         self._sessions = Sessions(limits_of(settings), self._clients, lambda message: self._lineup.tell_engine(message))
         self._errands = Errands(self._clients, lambda message: self._lineup.tell_loader(message))
-        logs = Path(settings.log_dir) if settings.log_dir else lock.run_directory / "logs"
         budget = PoolBudget(settings, model)
         recruiter = Recruiter(settings, model, lock.sockets, logs, program)
         self._lineup = Lineup(recruiter, self._children, self._sessions, self._errands, budget.layout)
