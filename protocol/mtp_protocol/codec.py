@@ -142,13 +142,21 @@ def _optional_reader(hint: Any, args: tuple[Any, ...]) -> Reader:
 
 def _tuple_reader(args: tuple[Any, ...]) -> Reader:
     many = len(args) == 2 and args[1] is Ellipsis
-    readers = [_reader(a) for a in args if a is not Ellipsis]
+    hints = [a for a in args if a is not Ellipsis]
+    readers = [_reader(a) for a in hints]
+    # Long arrays hold plain values, or pairs of them: looking at types alone is several times as fast. A float may
+    # come as an integer, and what is wrong has to be named: both go the long way.
+    plain = all(a in (int, str, bytes, bool) for a in hints)
 
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise _bad(where, "an array", value)
         if many:
+            if plain and set(map(type, value)) <= {hints[0]}:
+                return tuple(value)
             return tuple(readers[0](v, where) for v in value)
+        if plain and [*map(type, value)] == hints:
+            return tuple(value)
         if len(value) != len(readers):
             raise ProtocolError("bad_value", f"{where}: expected {len(readers)} items, got {len(value)}")
         return tuple(r(v, where) for r, v in zip(readers, value, strict=True))
