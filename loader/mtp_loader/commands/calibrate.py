@@ -16,6 +16,7 @@ from mtp_loader.predict.pins import SHARES, PinProof, Proving, facts, split
 from mtp_loader.replay.read import read_trace
 from mtp_loader.replay.table import maker
 from mtp_loader.replay.trace import Trace
+from mtp_protocol.whole_file import write_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(path: Path, trace: Trace, proof: PinProof) -> None:
     pins = {"fingerprint": trace.fingerprint, "experts": [[layer_of(k), expert_of(k)] for k in proof.pins]}
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(pins))
-    temporary.replace(path)
+    write_whole(path, json.dumps(pins).encode())
 
 
 def _text(proof: PinProof, written: Path | None) -> str:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mtp_protocol.whole_file import write_whole
+
 NAME = "disks.json"
 _MOST_DISKS = 64
 _THREADS = range(1, 65)
@@ -45,7 +47,6 @@ def recall(state_directory: Path | None, path: Path) -> DiskChoice | None:
 
 def remember(state_directory: Path, path: Path, choice: DiskChoice) -> Path:
     """Keep it, in place of what was found before; the file it is kept in. Raises OSError."""
-    state_directory.mkdir(parents=True, exist_ok=True)
     file = state_directory / NAME
     try:
         known = _read(file)
@@ -55,9 +56,7 @@ def remember(state_directory: Path, path: Path, choice: DiskChoice) -> Path:
     known.pop(disk, None)
     known[disk] = asdict(choice)
     newest = dict(list(known.items())[-_MOST_DISKS:])
-    temporary = file.with_name(f"{NAME}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(newest, indent=1) + "\n")
-    temporary.replace(file)
+    write_whole(file, (json.dumps(newest, indent=1) + "\n").encode())
     return file
 
 

@@ -4,7 +4,7 @@ A file stays below 1 MB for any model: of the token table the tokens fed last ar
 expert's most frequent followers, as many as the budgets allow. Small models lose nothing.
 """
 
-import os
+import io
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_loader.predict.blend import Predictor
+from mtp_protocol.whole_file import write_whole
 
 _VERSION = 2
 _TOKENS_BYTES = _FOLLOWERS_BYTES = 384 << 10
@@ -20,17 +21,13 @@ _Arrays = dict[str, np.ndarray]
 
 
 def save(predictor: Predictor, fingerprint: str, path: Path) -> None:
-    """Writes beside `path` and renames, so that a reader sees the old file or the new one. Raises OSError."""
+    """Raises OSError."""
     arrays: _Arrays = {"version": np.array(_VERSION), "fingerprint": np.array(fingerprint)}
     arrays |= {f"uses.{layer}": uses for layer, uses in predictor.uses.items()}
     arrays |= _tokens(predictor) | _followers(predictor)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    write_whole(path, content.getvalue())
 
 
 def load(predictor: Predictor, fingerprint: str, path: Path) -> str | None:

@@ -2,12 +2,12 @@
 
 import json
 import logging
-import os
 from pathlib import Path
 
 from mtp_loader.errors import BadRequest
 from mtp_loader.service.settings import LoaderSettings
 from mtp_protocol.geometry import Geometry
+from mtp_protocol.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +44,13 @@ class Pins:
         self.experts = experts
         if self._path is None:
             return
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         try:
             if not experts:
                 self._path.unlink(missing_ok=True)
                 return
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"fingerprint": self._fingerprint, "experts": experts}))
-            temporary.replace(self._path)
+            write_whole(self._path, json.dumps({"fingerprint": self._fingerprint, "experts": experts}).encode())
         except OSError as error:
             log.error("the pins are not remembered: %s", error)
-            temporary.unlink(missing_ok=True)
 
 
 def read_pins(path: Path, geometry: Geometry) -> Experts:

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from mtp_daemon.engine.decode.decoder import Decoder
@@ -17,6 +15,7 @@ from mtp_daemon.engine.process.settings import EngineSettings
 from mtp_daemon.engine.stream import ExpertStream
 from mtp_daemon.engine.text import Vocabulary
 from mtp_protocol.sampling import Sampling
+from mtp_protocol.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +86,8 @@ def _remember(files: list[Path], fingerprint: str, hidden: Hidden, rates: dict[H
     """In the first place that can be written; where none can, it is measured again at the next start."""
     text = json.dumps({"fingerprint": fingerprint, "hidden": hidden, "acceptance": rates})
     for file in files:
-        temporary = file.with_suffix(f".{os.getpid()}")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(file)
+            write_whole(file, text.encode())
             return
         except OSError as error:
             log.info("cannot remember hidden = %s in %s: %s", hidden, file, error)
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
