@@ -48,11 +48,11 @@ def run_engine(
         front.send(Failed(None, "bad_request" if isinstance(error, UserError) else "environment", str(error)))
         return CANNOT_START
     except OSError as error:
-        front.send(Failed(None, "environment", f"the engine cannot start: {error}"))
+        front.send(Failed(None, "environment", str(error)))
         return CANNOT_START
     except Exception as error:  # the process's boundary: logged with its traceback, and the front is told
         log.exception("the engine failed to start")
-        front.send(Failed(None, "internal", f"the engine cannot start: {type(error).__name__}: {error}"))
+        front.send(Failed(None, "internal", f"{type(error).__name__}: {error}"))
         return BROKEN
     activity.busy = False
     front.send(Ready(serving.facts))
