@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
     experts = tuple(_expert(text) for text in args.experts)
     with service(args.run_dir, "mtpd pin") as client:
         result = client.pin(experts)
-    print(f"{result['pinned']} of {len(experts)} experts pinned")
+    print(f"{result['pinned']} of {len(experts)} experts pinned" if experts else "no experts are pinned now")
     return 0
 
 

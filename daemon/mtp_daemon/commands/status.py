@@ -56,6 +56,9 @@ def _pool(status: Mapping[str, Any]) -> str:
     if not pool:
         return "not made yet"
     text = f"{binary_bytes(pool['bytes'])}, {pool['share']:.0%} of all expert bytes"
+    whole, now = sum(pool["slots"]), status["experts"].get("slots")
+    if now is not None and now < whole:
+        text += f", {now} of its {whole} slots in use"
     if (rate := status.get("hit_rate")) is not None:
         text += f", hit rate {rate:.1%}"
     return text
@@ -69,7 +72,7 @@ def _ahead(facts: Mapping[str, Any]) -> str:
     if not counts.get("hits", 0) + counts.get("misses", 0):
         return ""
     text = f"{'on' if facts.get('prefetch_active') else 'paused: it does not pay now'}, {counts['coverage']:.0%} of "
-    text += f"misses read in time, {counts['wasted_per_useful']:.2f} reads wasted a right one; misses: "
+    text += f"misses read in time, {counts['wasted_per_useful']:.2f} wasted reads for each right one; misses: "
     text += (
         f"{counts['never_predicted']} never predicted, {counts['late']} late, {counts['evicted_again']} evicted again"
     )
@@ -84,7 +87,7 @@ def _mtp(facts: Mapping[str, Any]) -> str:
 
 def _queue(queue: Mapping[str, Any]) -> str:
     running = f"answering {queue['running'][:8]} ({queue['running_tokens']} tokens)" if queue["running"] else "idle"
-    return f"{running}, {queue['waiting']} waiting, {queue['clients']} clients"
+    return f"{running}, {queue['waiting']} waiting, clients connected: {queue['clients']}"
 
 
 def _requests(counts: Mapping[str, int]) -> str:
@@ -95,7 +98,7 @@ def _requests(counts: Mapping[str, int]) -> str:
 def _child(child: Mapping[str, Any]) -> str:
     text: str = child["state"] + (f", pid {child['pid']}" if child["pid"] else "")
     if child["restarts"]:
-        text += f", restarted {child['restarts']} times"
+        text += f", restarts: {child['restarts']}"
     if child["last_error"]:
         text += f"; last error: {child['last_error']}"
     return text

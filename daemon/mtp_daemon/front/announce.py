@@ -76,6 +76,6 @@ def _bound(model: Path, geometry: Geometry, share: float, touched: int, facts: M
     which = ("the disk" if read_s > compute_s else "compute") if sure else "the disk or compute, too close to tell"
     how = "measured" if measured else "an estimate"
     return (
-        f"{which}: up to {1000 * read_s:.1f} ms of reads a token at {disk / 1e9:.2f} GB/s ({how}), "
+        f"{which}: {1000 * read_s:.1f} ms of reads a token if {1 - share:.0%} miss, at {disk / 1e9:.2f} GB/s ({how}), "
         f"about {1000 * compute_s:.1f} ms of compute (an estimate)"
     )
