@@ -146,3 +146,16 @@ def test_forecast_gives_up_the_layer_that_comes_round_last() -> None:
     play(policy, [(1, 2)], 0)
     play(policy, [(1, 2)], 1)
     assert [layer_of(key) for key in policy.victims(8, ())] == [1, 1, 0, 0, 3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("steepest", [-10.0, 10.0])
+def test_forecast_outlives_text_that_repeats_for_long(steepest: float) -> None:
+    """Such text drives its weights to their bounds, and there the chances' sum once was infinite: the loader died."""
+    policy = Forecast()
+    keys = [key_of(0, expert) for expert in range(6)]
+    for key in keys:
+        policy.insert(key)
+    for step in range(12):
+        policy._weights[:] = steepest
+        policy.record(Event(0, (keys[step % 2], keys[2])))
+    assert sorted(policy.victims(6, ())) == keys

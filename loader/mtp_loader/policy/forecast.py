@@ -100,6 +100,7 @@ class _Layer:
         np.add(self._followers(newest, len(experts)), _FOLLOWERS_FLOOR, out=raw[_FOLLOWERS])
         np.log(raw, out=features)
         score = weights @ features
+        score -= np.maximum.reduce(score)  # or text that repeats for long drives the sum of what follows to infinity
         chance = np.exp(score)
         scale = len(experts) / float(np.add.reduce(chance))
         chance *= np.float32(scale)
