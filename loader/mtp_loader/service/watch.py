@@ -39,6 +39,7 @@ class Watch:
         self._save_at = time.monotonic() + SAVE_S
         self._forwards = 0
         self._warm = settings.warm_start and settings.prefetch
+        self._knows = False  # statistics of an earlier run
         self._statistics = ""
         if settings.prefetch:
             self._statistics = "kept nowhere: state_dir is off"
@@ -53,6 +54,7 @@ class Watch:
     def _load(self, foresight: Foresight) -> None:
         assert self._path is not None
         why = load(foresight.predictor, self._geometry.fingerprint, self._path)
+        self._knows = why is None
         self._statistics = why or f"taken from {self._path}"
         log.info("%s", why or f"statistics {self._statistics}")
 
@@ -154,7 +156,7 @@ class Watch:
         """`warm` is 0 until a warm start that is to come has begun. Without prediction: why there is none any more."""
         if self.foresight is None:
             return {"statistics": self._statistics} if self._statistics else {}
-        coming = {"warm": 0.0} if self._warm else {}
+        coming = {"warm": 0.0} if self._warm and self._knows else {}
         return self.foresight.facts() | coming | {"statistics": self._statistics}
 
     def statistics(self) -> dict[str, Any]:
