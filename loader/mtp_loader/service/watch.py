@@ -142,7 +142,6 @@ class Watch:
             return
         self._forwards = 0
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             save(self.foresight.predictor, self._geometry.fingerprint, self._path)
         except OSError as error:
             log.error("statistics were not written: %s", error)
