@@ -13,7 +13,6 @@ from mtp_protocol.sampling import Sampling
 @dataclass(frozen=True)
 class Start:
     """Answer a prompt. `delivered` are tokens already sent before a crash: they are fed one at a time after the
-
     prompt, never sent again, and the answer goes on after them.
     """
 
@@ -68,7 +67,6 @@ class LoaderDead:
 @dataclass(frozen=True)
 class Ready:
     """The model is loaded. `facts`: dense_bytes, kv_bytes_per_token, state_bytes, context, model_type, adapter,
-
     mtp (bool), mtp_why (text), chat_template (bool), backend ("cpu" or "metal"), …
     """
 
@@ -113,7 +111,6 @@ class Failed:
 @dataclass(frozen=True)
 class Beat:
     """From the engine's I/O thread, every second. `progress` counts what its MLX thread did; `busy` says whether it
-
     should be moving: a busy engine whose progress stands still for too long is hung.
     """
 

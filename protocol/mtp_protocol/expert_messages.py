@@ -75,7 +75,6 @@ class Hint:
 @dataclass(frozen=True)
 class Used:
     """What one forward routed to, sent once a forward, after it: per (layer, one entry a token), the experts in rank
-
     order and their router weights. `tokens` are the token ids that were fed; `phase` is 0 for prompt, 1 for decode.
     `hits` and `misses` count distinct experts per layer event, summed over the forward. `told` is how many of the
     layers, from the first, a Need's `events` told of.

@@ -22,7 +22,6 @@ def default_run_directory() -> Path:
 
 def socket_directory(run_directory: Path) -> Path:
     """The directory that holds the sockets: the run directory, or a short one derived from a name that is too long, or
-
     that is not UTF-8 and so none that ZeroMQ's binding takes.
 
     Both must be private (mode 0700, owned by the user); who creates them checks that.

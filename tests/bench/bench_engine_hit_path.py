@@ -120,7 +120,6 @@ def mlx_lm_decode(model: Any, count: int) -> float:
 
 def bookkeeping_us(engine: Engine, repeats: int = 2000) -> tuple[float, float]:
     """Microseconds one layer's call takes on the hit path when its gather costs nothing and its ids are computed, and
-
     how many of them are MLX's own: waiting for what is there already, and making the array of slot numbers.
     """
     stream = engine.stream

@@ -231,7 +231,6 @@ def test_a_long_pipeline_lets_go_of_finished_forwards(monkeypatch: pytest.Monkey
 
 def test_every_choice_of_the_controller_is_carried_out_and_heard_of() -> None:
     """A depth chosen while a plain forward is in flight is drafted after it: a probe that were swallowed by the
-
     pipeline would never re-arm drafting.
     """
     on, prompt = target("qwen3_next", head=True), prompt_of(9)

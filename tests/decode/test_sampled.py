@@ -84,7 +84,6 @@ class _Fixed:
 @pytest.mark.parametrize("together", [False, True])
 def test_the_law_of_unseeded_rounds_is_the_targets(together: bool) -> None:
     """Whole rounds of rejection sampling, branches and rows side by side included, against plain draws: chi-square
-
     over the first two tokens. A draft tried under the wrong parent, or a branch counted twice, shifts the law.
     """
     on, prompt = target("qwen3_next"), prompt_of(6)

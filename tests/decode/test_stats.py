@@ -158,7 +158,6 @@ class Reads:
 @pytest.mark.parametrize("way", ["chain", "adaptive", "rescue", "tree"])
 def test_one_host_read_a_draft_step_and_one_a_verify(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step j's read brings step j - 1's tokens: depth d reads d times in all with the verify's one, `adaptive` once
-
     more, for the last token it drafted must be known to be wanted.
     """
     on, prompt = target("qwen3_next", head=True), prompt_of(7)

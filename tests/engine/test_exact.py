@@ -52,7 +52,6 @@ def test_tokens_and_logits_equal_plain_mlx_lm(
     family: str, packed: bool, share: float, tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     """Any size of pool from the minimum up: a slot overwritten too early, a row put in the wrong place, a sum in
-
     another order would change bits. Every slot is hashed at use in the quarter pools.
     """
     path = checkpoint(tmp_path, family, "q4g64", packed)
@@ -98,7 +97,6 @@ def test_every_kind_of_weight(
 
 def test_bf16_experts_are_widened_and_the_stream_of_rows_stays_bf16(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """MLX's CPU backend gathers float32 only. A residual stream turned into float32 would be 5 % off; here the
-
     hidden rows stay bf16 and lie where float32 experts put them, to bf16's own precision.
     """
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", quant="bf16")

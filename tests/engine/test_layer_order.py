@@ -48,7 +48,6 @@ def test_a_hit_takes_one_wait_and_no_message(
     family: str, shared: int, tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every layer: its router begins, the shared expert behind it, then the host waits for the router alone. Only in
-
     the first is there a message: what the forward before routed to, told while the device has something to do.
     """
     path = make_checkpoint(tmp_path / "m", family, quant="q4g64")
@@ -66,7 +65,6 @@ def test_a_layer_asks_once_and_the_longer_half_begins_first(
     tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One Need a layer, whatever it lacks. Where as much is resident as is missing, that begins before the Need goes;
-
     where more is missing, the reads are what takes longest and are asked for at once.
     """
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", quant="q4g64")

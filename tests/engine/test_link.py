@@ -262,7 +262,6 @@ def test_recalls_that_waited_for_a_graph_are_answered_before_the_next_demand(
     checkpoint: Path, serve: Callable[..., Any]
 ) -> None:
     """The loader may count on those slots and say nothing until it has them: a wait that only answers what comes in
-
     while it waits would sit there until its deadline.
     """
     served = serve(checkpoint, 0.0, settings=StreamSettings(limits=Limits(retry_s=60.0)))

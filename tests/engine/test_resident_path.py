@@ -199,7 +199,6 @@ def test_hints_name_what_the_next_layers_router_likes(family: str, tmp_path: Pat
 
 def test_messages_and_host_reads_a_token(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """Where every expert of a forward is resident but not every expert of the model: one host read a layer, and one
-
     message (Used) a forward.
     """
     path = make_checkpoint(tmp_path / "m", "qwen3_moe", quant="q4g64")

@@ -130,7 +130,6 @@ def test_restarts_back_off_and_end() -> None:
 
 def test_time_in_service_is_no_time_to_wait_again() -> None:
     """Clients wait for the next start: the seventh death in a row, each after a few seconds of service, is no reason to
-
     let them wait for longer, and one right after it was ready is.
     """
     restarts = Restarts(limit=10)

@@ -50,7 +50,6 @@ def _logits(family: str, out: Any) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chained_drafts_are_the_references(family: str) -> None:
     """Three chained drafts, each fed back with `out` after the last norm. The first equals the teacher-forced
-
     one, so the cache was primed with the prompt shifted by one. The order in fc, a norm shifted or left out, the gate
     of the attention, an expert's weight: each gives other tokens.
     """

@@ -129,7 +129,6 @@ def test_one_host_read_a_layer_and_one_a_draft_step(checkpoints: dict[str, Path]
 
 def test_an_unsure_step_asks_for_no_expert(checkpoints: dict[str, Path]) -> None:
     """`adaptive` learns with the next step's read that the token before should not be there: that step ends before
-
     its experts are asked for, so it costs no disk. The pool is so small that every step that runs must ask.
     """
     with served(checkpoints["qwen3_next"], 0.0) as (on, loader):

@@ -83,7 +83,6 @@ def test_s3_fifo_keeps_what_was_used_again_and_remembers_who_left() -> None:
 
 def test_s3_fifo_moves_what_it_steps_over() -> None:
     """1 was used in the small queue, so the eviction of 2 moves it to the main one, its uses spent; 2, that comes back
-
     later, stands behind it. Left where it was, 1 would be stepped over at every later miss.
     """
     policy = S3Fifo()
@@ -105,7 +104,6 @@ def test_belady_gives_up_what_is_needed_last() -> None:
 @pytest.mark.parametrize("hot", [3, 11])
 def test_forecast_learns_who_follows_whom(hot: int) -> None:
     """Visits alternate: after `hot` comes 1, after 2 comes `hot`. Having just seen 2, `hot` is worth more than 1,
-
     though 1 was used later: only the likeness to earlier visits can know that.
     """
     policy = Forecast()

@@ -98,7 +98,6 @@ def ask(front: ServedModel, prompt: tuple[int, ...], count: int) -> Finished:
 
 def test_engine_and_loader_stay_within_dense_pool_cache_and_slack(large: Path) -> None:
     """A model four times its pool; from the first moment, through loading, a long prompt and decoding, the peak
-
     of both together stays below dense + pool + KV + 300 MB. Loading all experts, even for a moment, would show.
     """
     with ServedModel(large, pool="25%", context="1024") as front:

@@ -56,7 +56,6 @@ def test_the_default_policy_comes_near_the_best_possible(name: str, goal: float)
 
 def test_the_default_policy_survives_a_change_of_topic() -> None:
     """Two models' routings end to end through one policy stand for a topic that changes altogether: after it the
-
     policy must not be worse than LRU, which forgets at once.
     """
     first, second = recording(GPT_OSS), recording(QWEN)

@@ -22,7 +22,6 @@ DEADLINE_S = 30.0
 
 class FrontProcess:
     """A front with children as `script` says (see fake_children). `settings` go to the front,
-
     `variables` into its environment.
     """
 

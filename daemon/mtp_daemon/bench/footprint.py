@@ -14,7 +14,6 @@ PERIOD_S = 0.1
 
 def resident_bytes(pid: int) -> int:
     """Of a process: its proportional share on Linux, where a page that two processes map counts half in each; what is
-
     its own alone (USS) on macOS, which leaves the pool out. 0 for a process that is gone.
     """
     with contextlib.suppress(psutil.Error):

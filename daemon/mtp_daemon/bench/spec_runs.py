@@ -89,7 +89,6 @@ def calibrated(service: Service, recording: Path, prompt: Sequence[int], tokens:
 
 def verified(model: Path, flags: Sequence[str], plan: Plan, judge: Sequence[int]) -> tuple[int, int]:
     """`(slots hashed at use, tokens that differ)` of one answer a depth. A slot that holds the wrong bytes ends the
-
     answer: raises EnvironmentFailure naming slot, layer and expert.
     """
     slots = differing = 0

@@ -63,7 +63,6 @@ def mismatches(ids: Sequence[int], judge: Sequence[int]) -> int:
 
 def commits(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Verifies of drafts: those in one forward, taken back to any position directly, and those that fell back to one
-
     forward a position. `fallback_why` is the engine's reason.
     """
     verified = (stats.get("drafted_by_position") or [0])[0]

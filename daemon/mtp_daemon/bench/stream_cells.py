@@ -12,7 +12,6 @@ from mtp_loader.chart import Axis, Chart
 @dataclass(frozen=True)
 class Where:
     """`share` of the experts in percent. `cache`: warm, cold, or slowed (page cache warm, the reader slowed to `gbps`,
-
     chosen so that a token's reads take `ratio` times its compute, where that is given).
     """
 

@@ -22,7 +22,6 @@ def use_device() -> str:
 
 def wire(budget_bytes: int) -> None:
     """Metal: keep what the service was sized for, pool, dense weights and caches, from being paged out between two
-
     tokens; never more than the system recommends. Other backends have nothing to wire.
     """
     if sys.platform == "darwin":

@@ -114,7 +114,6 @@ class ExpertLink:
 
     def collect(self, demand: Demand) -> list[int]:
         """Wait for experts of the demand: those that have arrived, at least one, marked as read; none when it is over
-
         (what is `missing` then did not fit a pool that became smaller).
 
         Raises ExpertUnreadable, LoaderTimeout (naming what was waited for), EngineStopping.

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Limits:
     """Seconds. `retry_s` without news a demand is asked again with a new ticket (a reply may be lost); after
-
     `deadline_s` it fails. `loader_s` is how long a dead loader may take to come back.
     """
 

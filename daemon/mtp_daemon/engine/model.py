@@ -107,7 +107,6 @@ def _dense_weights(model: Any, weights: list[tuple[str, mx.array]]) -> list[tupl
 
 def _evaluate(model: Any) -> None:
     """Read the dense weights, one at a time. Arrays that modules keep beside their parameters are computed too: left
-
     lazy they could be evaluated only by the thread that built them.
     """
     for value in flat(model.parameters()).values():

@@ -159,7 +159,6 @@ class ExpertStream:
 
     def _forget_told(self) -> None:
         """A new loader: it hears of what runs from here on. Were it told of hits and misses whose requests the dead one
-
         heard of, its books would not add up. Every graph has ended.
         """
         for forward in (*self._unreported, *((self._now,) if self._now is not None else ())):

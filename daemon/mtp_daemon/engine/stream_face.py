@@ -16,7 +16,6 @@ class Stream(Protocol):
     @property
     def all_resident(self) -> bool:
         """Every expert of every layer is resident: a forward builds with no host read, so that the next may be built
-
         before the last one's token is read.
         """
 

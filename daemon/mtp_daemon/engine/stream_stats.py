@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 @dataclass
 class StreamStats:
     """`hits` and `misses` count distinct experts per (forward, layer): hits were resident when the router's ids were
-
     read. `wait_s` is the time spent blocked for misses; what was running meanwhile is not subtracted. `unions[n]`
     counts how many distinct experts one layer of a forward over n tokens needed. `bytes_read` is what the misses take
     on disk; `prefetched` experts of `prefetched_bytes` arrived that nobody had asked for.

@@ -128,7 +128,6 @@ class Desk:
 
     def _slots(self, pool: str) -> tuple[int, ...]:
         """Slots of each bank for a new size of the pool. The region stays as large as it was made: "auto" is at most
-
         that, and any other size beyond it is refused.
         """
         geometry, layout = self._lineup.geometry, self._lineup.layout

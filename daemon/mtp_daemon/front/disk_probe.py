@@ -19,7 +19,6 @@ _PATIENCE_S = 2.0
 
 def bytes_per_second(file: Path, piece: int = _PIECE) -> float | None:
     """Measured with four readers that bypass the page cache; None where that is impossible, the file is too small or
-
     the disk does not answer.
     """
     pieces = file.stat().st_size // piece

@@ -52,7 +52,6 @@ class Request:
 
     def finished(self, message: e.Finished, now: float) -> Finished:
         """The engine's last word with what only the front knows. The log is what the client got, so its length is
-
         what was completed, whatever a restarted engine counted.
         """
         queued_s = (self.started_at if self.started_at is not None else now) - self.submitted_at
@@ -69,7 +68,6 @@ def surplus(requests: Iterable[Request]) -> list[Request]:
 
 class Stream:
     """How far one client has been told of one request. What is still to tell is read from the log, so a client that
-
     does not read costs a cursor, not a queue.
     """
 

@@ -103,7 +103,6 @@ class Supervisor:
 
     def note_error(self, text: str, now: float, *, fatal: bool, user: bool = False) -> None:
         """The child's own account of why it cannot go on. `fatal`: starting it again would change nothing; `user`: it
-
         is the user's mistake.
         """
         self.fatal = self.fatal or fatal

@@ -14,7 +14,6 @@ _BYTES, _OLD_FILES = 5 << 20, 3
 
 def log_handler(nbytes: int = _BYTES) -> logging.Handler:
     """systemd's journal keeps and rotates what comes on standard error; launchd appends it to a file for ever, so under
-
     launchd $MTPD_LOG_FILE names a file of at most `nbytes`, with three older ones beside it. Raises EnvironmentFailure.
     """
     file = os.environ.get(LOG_FILE)

@@ -28,7 +28,6 @@ class BankFills:
 
     def start(self, key: int, *, demand: bool, early: bool = False) -> int:
         """Begins to read `key` into a FREE slot. The policy hears of it now, so that its order is that of demands;
-
         `early`: by `hear_early`, which must follow before anything else happens.
         """
         slot = self.slots.take(key)

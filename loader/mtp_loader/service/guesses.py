@@ -15,7 +15,6 @@ from mtp_loader.predict.profit import ProfitGate
 @dataclass
 class Guess:
     """`chances` by how many layers ahead they were stated. `idle_s` of its read passed while nothing was waited for,
-
     `waited_s` while a demand was.
     """
 

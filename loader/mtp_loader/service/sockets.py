@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 class FrontSocket:
     """A DEALER to the front; a message that is none is counted, logged and dropped: it is a bug of ours, and
-
     answers go on without it.
     """
 

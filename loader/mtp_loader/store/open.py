@@ -142,7 +142,6 @@ def _source(found: Sequence[MoeLayer], mark: str, model_type: str, widen: bool, 
 
 def _pool_plane(plane: Plane, layer: MoeLayer, widen: bool) -> Plane:
     """The plane as the pool holds it. Only experts in plain floating point are widened: a quantised one's scales and
-
     bias keep the type in which MLX would compute with them.
     """
     mode = layer.quantisation[PROJECTIONS.index(plane.name.split(".")[0])].mode

@@ -35,7 +35,6 @@ class ExpertSource(Protocol):
     @property
     def alignment(self) -> int:
         """Every extent starts at a multiple of this many bytes, and the bytes from an extent's start to the next
-
         multiple after its end belong to the file; 1 where nothing is known, so no O_DIRECT.
         """
 

@@ -9,7 +9,6 @@ LONGEST_S = 10.0
 @dataclass
 class Pauses:
     """A pause begins with a token, a silence's end or the last thing done to the service, whichever is latest: a second
-
     kill during the recovery from the first begins it anew. `waited_s` is the whole time without a token, kills or not.
     """
 

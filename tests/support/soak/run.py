@@ -30,7 +30,6 @@ _WARM_UP = 0.25
 @dataclass(frozen=True)
 class Plan:
     """`trouble_share`: the part of the time in which things are done to the service: a kill every `kill_s` and anything
-
     else every `act_s`, on average. `silent_s`: silence for a check of everything so often. `pauses_count`: a pause of
     more than `LONGEST_S` is a fault; on a machine that does other work it may not be ours. `hang_s` without a token
     is one at once.

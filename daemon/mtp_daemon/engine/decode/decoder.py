@@ -45,7 +45,6 @@ class Decoder:
         chooser: Chooser | None = None,
     ) -> None:
         """`controller` None: the constant depth `settings.depth`. `drafter` overrides the way that the settings name
-
         (tests script it). Raises RequestRefused for an empty prompt and for settings this model cannot serve.
         """
         if not prompt_ids:

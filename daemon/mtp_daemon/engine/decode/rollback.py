@@ -115,7 +115,6 @@ class _Trail:
 
 class _Copies:
     """Snapshots of a cache's whole state. Writing a slice into an `mx.array` changes that very object, so each
-
     snapshot holds handles of its own (`mx.array(a)`: another object on the same data, no copy of the bytes).
     """
 

@@ -42,7 +42,6 @@ class Rounds:
 
     def run(self, depth: int) -> Run:
         """One round of at most `depth` drafts that commits 1 to `depth` + 1 tokens. After an error it is as if not
-
         begun, and may be run again.
         """
         times = _Times(self._state, self.stats)
@@ -63,7 +62,6 @@ class Rounds:
 
     def piped(self, token: int, seconds: float, *, chosen: bool) -> Run:
         """A token that the pipeline committed in `seconds`. `chosen`: in a round whose depth the controller chose;
-
         it hears of that round, and of no other.
         """
         self.stats.verified(0, 0)

@@ -62,7 +62,6 @@ class MtpHead(Module):
 
     def absorb(self, x: mx.array, cache: KVCache) -> None:
         """Rows x [1, S, H] enter the cache and nothing else is computed: with one layer, what its attention and its
-
         experts make of a row never reaches the cache. So priming reads no expert.
         """
         layer = self.layers[0]

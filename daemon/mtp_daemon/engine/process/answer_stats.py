@@ -49,7 +49,6 @@ class Clock:
 
     def numbers(self, decoded: dict[str, Any], answer_tokens: int, delivered: int) -> dict[str, Any]:
         """`decoded` is `Decoder.stats()`; of its committed tokens `dropped` are not in the answer: they came after
-
         its end, or are a stop string. `tok_per_s` counts from the end of prefill. `delivered`: tokens of the answer
         that an engine before this one had sent. `decode_bytes_read`: all that came during decode, asked for or not.
         `first_at_s`: when the first tokens were sent, on the machine's monotonic clock, which other processes read too.

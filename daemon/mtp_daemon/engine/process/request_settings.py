@@ -14,7 +14,6 @@ from mtp_protocol.engine_messages import Start
 @dataclass(frozen=True)
 class Prepared:
     """`limit`: the most tokens the answer may have, so that prompt and answer fit the context. `learns`: it drafts in
-
     the service's own way, so that what its controller learns holds for the next request.
     """
 

@@ -44,7 +44,6 @@ _OWN: dict[str, tuple[type, ...]] = {
 @dataclass(frozen=True)
 class EngineSettings:
     """`context`: the longest prompt and answer together. `mtp` False: the head is not loaded. `loader_limit_s`: how
-
     long a request waits for a loader to come back. `hints_ahead`: for how many layers ahead experts are guessed.
     Raises ValueError, naming the setting, for a value outside its range.
     """

@@ -55,7 +55,6 @@ class Chooser:
         self, logits: mx.array, committed: Sequence[int], paths: Sequence[Sequence[int]] = ((),), count: int = 1
     ) -> Proposal:
         """Up to `count` drafts from the head's `logits` [B, V]; `paths[b]` are the drafts after `committed` that
-
         led to row b. Reads nothing on the host.
         """
         vocabulary = logits.shape[-1]

@@ -11,7 +11,6 @@ from mtp_protocol.client_messages import TokenLogprobs
 @dataclass(frozen=True)
 class Draft:
     """A drafted token. `parent` is the verify row whose logits judge it; `row` the row that was fed with it, None
-
     when it was not fed (verified position by position, or a branch kept in reserve). `law` [V] as in `Proposal`;
     None for a draft chosen without chance. Drafts of one parent are tried in the order they are listed.
     """

@@ -33,7 +33,6 @@ class Law:
 
     def adjusted(self, logits: mx.array, histories: Sequence[Sequence[int]]) -> mx.array:
         """Bias and penalties on `logits` [R, V]: [R, V], in float32 unless greedy. `histories[r]` are the tokens before
-
         row r's choice; only the last `PENALTY_WINDOW` of each are read.
         """
         scores = logits if self.sampling.greedy else logits.astype(mx.float32)

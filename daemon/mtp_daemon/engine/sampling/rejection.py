@@ -11,7 +11,6 @@ from mtp_daemon.engine.sampling.noise import FreshNoise
 @dataclass(frozen=True)
 class Trial:
     """One draft for each of R rows: `tokens` [R] int32, drawn from `law` (log probabilities [R, V]) without the
-
     tokens of the trials before. `offered` [R] bool is False where a row has no such draft.
     """
 

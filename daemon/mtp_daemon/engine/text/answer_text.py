@@ -18,7 +18,6 @@ class Piece:
 
 class AnswerText:
     """Ids go in, pieces come out. What is released is a function of the ids alone, not of how they came in runs, so
-
     an answer that goes on after a crash, with the ids that were delivered, goes on in the same place of the text.
 
     An id is held back while its character is incomplete or its text may belong to a stop string. `ended`: an
