@@ -5,9 +5,11 @@ with `#`. The prompt's rows come layer by layer; a replay takes them token by to
 """
 
 import re
+from math import isfinite
 from pathlib import Path
 
 from mtp_loader.errors import DamagedCheckpoint
+from mtp_loader.policy.interface import EXPERT_BITS
 from mtp_loader.replay.trace import Forward, LayerFacts, Trace, event_of
 
 _LAYER = re.compile(r"# layer=(\d+) expert_bytes=(\d+)")
@@ -21,7 +23,10 @@ def read_csv(path: Path) -> Trace:
     sizes: dict[int, int] = {}
     chosen: _Chosen = {}
     torn = ""
-    lines = path.read_text().split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DamagedCheckpoint(path, "is no recording of routing: it is not text") from error
     for number, line in enumerate(lines, 1):
         if line.startswith("#"):
             if match := _LAYER.match(line):
@@ -37,6 +42,8 @@ def read_csv(path: Path) -> Trace:
                 torn = f"line {number} is cut short and was left out"
     if not chosen or not sizes or "n_expert" not in facts:
         raise DamagedCheckpoint(path, "is no recording of routing: no rows, or no header lines with the experts' bytes")
+    if not facts["n_expert"].isascii() or not facts["n_expert"].isdigit():
+        raise DamagedCheckpoint(path, f"says n_expert={facts['n_expert'][:40]}, which is no number of experts")
     experts = int(facts["n_expert"])
     top_k = max(map(len, chosen.values()))
     layers = {y: LayerFacts(y, 0, experts, top_k, sizes[y]) for y in sorted(sizes)}
@@ -45,6 +52,8 @@ def read_csv(path: Path) -> Trace:
 
 def _take(line: str, chosen: _Chosen) -> None:
     turn, phase, step, layer, _rank, expert, weight = line.split(",")[:7]
+    if not 0 <= int(expert) < 1 << EXPERT_BITS or not isfinite(float(weight)):
+        raise ValueError
     chosen.setdefault((int(turn), int(step), int(layer), int(phase)), []).append((int(expert), float(weight)))
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mtp_loader.errors import BadRequest
+from mtp_loader.errors import BadRequest, DamagedCheckpoint
 from mtp_loader.replay.csv_trace import read_csv
 from mtp_loader.replay.recording import is_recording, read_recording
 from mtp_loader.replay.trace import Trace
@@ -12,4 +12,7 @@ def read_trace(path: Path) -> Trace:
     """A compact recording or a CSV, told apart by what it begins with. Raises BadRequest, DamagedCheckpoint."""
     if not path.is_file():
         raise BadRequest(f"no recording at {path}")
-    return read_recording(path) if is_recording(path) else read_csv(path)
+    trace = read_recording(path) if is_recording(path) else read_csv(path)
+    if fault := trace.fault():
+        raise DamagedCheckpoint(path, fault)
+    return trace

@@ -8,6 +8,7 @@ short: what is whole before it counts.
 
 import os
 import struct
+from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -81,6 +82,9 @@ def read_recording(path: Path) -> Trace:
     header = next(iter(values), None)
     if not isinstance(header, dict) or header.get("format") != MAGIC or header.get("version") != VERSION:
         raise DamagedCheckpoint(path, f"is no recording of routing, version {VERSION}")
+    model, fingerprint = header.get("model"), header.get("fingerprint")
+    if not isinstance(model, str) or not isinstance(fingerprint, str):
+        raise DamagedCheckpoint(path, "does not say which model it is of")
     forwards: list[Forward] = []
     hints: dict[int, list[HintLayers]] = {}
     try:
@@ -96,20 +100,23 @@ def read_recording(path: Path) -> Trace:
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise DamagedCheckpoint(path, f"has a broken entry after forward {len(forwards)}: {error}") from error
     note = "" if whole == path.stat().st_size else "the last entry is cut short and was left out"
-    return Trace(path.name, header["model"], layers, forwards, note, header["fingerprint"])
+    return Trace(path.name, model, layers, forwards, note, fingerprint)
 
 
 def _values(path: Path) -> tuple[list[Any], int]:
     """The whole values from the start of the file, and how many bytes they take."""
-    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
-    unpacker.feed(path.read_bytes())
+    data = path.read_bytes()
+    # No array can have more items than the file has bytes: one that claims to would be made room for first.
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0, max_array_len=len(data), max_map_len=len(data))
+    unpacker.feed(data)
     values: list[Any] = []
     whole = 0
     try:
         while True:
             values.append(unpacker.unpack())
             whole = unpacker.tell()
-    except (msgpack.UnpackException, ValueError):  # OutOfData is one: the file ends, perhaps inside a value
+    # OutOfData is an UnpackException: the file ends, perhaps inside a value. TypeError: a list as a map's key.
+    except (msgpack.UnpackException, ValueError, TypeError):
         return values, whole
 
 
@@ -118,6 +125,8 @@ def _forward(step: int, phase: int, tokens: list[int], routing: list[Any], hints
     for layer, top_k, packed_experts, packed_weights in routing:
         experts = struct.unpack(f"<{len(packed_experts) // 2}H", packed_experts)
         weights = struct.unpack(f"<{len(packed_weights) // 2}e", packed_weights)
+        if not all(map(isfinite, weights)):
+            raise ValueError(f"a weight in layer {layer} is no number")
         split = range(0, len(experts), top_k)
         of_layer = tuple(experts[i : i + top_k] for i in split)
         events.append(event_of(layer, of_layer, [weights[i : i + top_k] for i in split]))

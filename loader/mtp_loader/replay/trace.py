@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mtp_loader.policy.interface import Event, key_of
+from mtp_loader.policy.interface import EXPERT_BITS, Event, key_of
 
 PROMPT, DECODE = 0, 1
 HintLayers = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
@@ -56,6 +56,28 @@ class Trace:
 
     def experts_in(self, bank: int) -> int:
         return sum(y.experts for y in self.layers.values() if y.bank == bank)
+
+    def fault(self) -> str | None:
+        """Why this cannot have been recorded from any model; None where it can."""
+        if not self.layers:
+            return "names no layer"
+        for y in self.layers.values():
+            counts = (y.layer, y.bank, y.experts, y.top_k, y.bytes)
+            if any(type(n) is not int or n < 0 for n in counts):
+                return f"describes a layer by {str(counts)[:80]}, which are no counts"
+            if not (y.top_k <= y.experts <= 1 << EXPERT_BITS and y.top_k and y.bytes):
+                return f"says that layer {y.layer} has {y.experts} experts of {y.bytes} bytes and asks for {y.top_k}"
+        for forward in self.forwards:
+            if forward.phase not in (PROMPT, DECODE):
+                return f"has a forward of the unknown phase {forward.phase}"
+            for event in forward.events:
+                facts = self.layers.get(event.layer)
+                if facts is None or event.layer != facts.layer:
+                    return f"routes in layer {str(event.layer)[:40]}, which it does not describe"
+                first = key_of(facts.layer, 0)
+                if event.keys and not first <= event.keys[0] <= event.keys[-1] < first + facts.experts:
+                    return f"names an expert of layer {facts.layer} that is none of its {facts.experts}"
+        return None
 
     def slots(self, share: float) -> dict[int, int]:
         """Slots of each bank at a residency of `share` (0..1) of all experts; rounded down, as a pool would be."""
