@@ -105,10 +105,8 @@ def read_recording(path: Path) -> Trace:
 
 def _values(path: Path) -> tuple[list[Any], int]:
     """The whole values from the start of the file, and how many bytes they take."""
-    data = path.read_bytes()
-    # No array can have more items than the file has bytes: one that claims to would be made room for first.
-    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0, max_array_len=len(data), max_map_len=len(data))
-    unpacker.feed(data)
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
+    unpacker.feed(path.read_bytes())
     values: list[Any] = []
     whole = 0
     try:
