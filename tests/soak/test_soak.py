@@ -19,20 +19,19 @@ from support.soak.service import Wrong
 RIGHT = Right((5, 6, 7, 8), "five six seven eight")
 
 
-@pytest.mark.parametrize("minutes", [0.4, pytest.param(2.0, marks=pytest.mark.full)])
-def test_a_short_soak_finds_nothing(minutes: float, tmp_path: Path) -> None:
+def test_two_minutes_of_soak_find_nothing(tmp_path: Path) -> None:
     """Kills, stops, sizes, clients that leave, all at once: every token right, no leak. The machine may be busy."""
     model = make_checkpoint(tmp_path / "tiny", "qwen3_next", head=Head(place="shard"))
     out = tmp_path / "out"
     plan = Plan(
-        model, minutes, 4, out, clients=2, pool_share=0.5, kill_s=4.0, act_s=4.0, silent_s=8.0, sample_s=1.0,
+        model, 2.0, 4, out, clients=2, pool_share=0.5, kill_s=4.0, act_s=4.0, silent_s=8.0, sample_s=1.0,
         questions=4, pauses_count=False,
     )  # fmt: skip
     report = soak(plan, print)
     assert report.fault is None
     assert report.checks >= 3 and report.tokens > 0
     assert sum(report.answers.values()) >= 5
-    assert report.kills >= 3
+    assert report.kills >= 15
     assert (out / "soak.svg").read_text().startswith("<svg") and (out / "soak.json").stat().st_size > 1000
 
 
