@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 import mlx.core as mx
+import numpy as np
 
 
 def host_ints(array: mx.array) -> list[int]:
@@ -29,5 +30,6 @@ class FedTokens(Sequence[int]):
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         if self._read is None:
-            self._read = host_ints(self._ids.reshape(-1))
+            # No reshape of MLX's: that would be a graph of its own, computed behind whatever was launched meanwhile.
+            self._read = np.array(self._ids, copy=False).reshape(-1).tolist()
         return self._read[index]
