@@ -177,6 +177,7 @@ def test_a_second_start_waits_its_turn_and_can_be_cancelled_there(engine: Engine
         ("", {}, "bad_request", "empty"),
         ([1, 512], {}, "bad_request", "512"),
         ([1] * 96, {}, "too_long", "96"),
+        ("x" * 1_000_000, {}, "too_long", "at least"),
         ([1], {"speculation": "magic"}, "bad_request", "magic"),
         ([1], {"depth": 99}, "bad_request", "depth"),
         ([1], {"stop": ("",)}, "bad_request", "stop string"),

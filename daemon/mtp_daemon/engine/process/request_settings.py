@@ -43,17 +43,25 @@ def _prompt(start: Start, serving: Serving) -> tuple[int, ...]:
     if start.prompt_ids is not None:
         return serving.vocabulary.check(start.prompt_ids)
     assert start.prompt is not None
+    most = serving.context - min(1, start.max_tokens)
+    least = serving.vocabulary.at_least(start.prompt, most, raw=start.raw, system=start.system)
+    if least > most:
+        raise _too_long(f"at least {least}", serving)
     return serving.vocabulary.encode(start.prompt, raw=start.raw, system=start.system)
 
 
 def _limit(start: Start, prompt: int, serving: Serving) -> int:
-    context = serving.context
-    room = context - prompt
+    room = serving.context - prompt
     if room < min(1, start.max_tokens):
-        larger = "" if context < serving.settings.context else " or serve with a larger --context"
-        whose = "the context" if larger else "the model's context"
-        raise RequestRefused(f"the prompt has {prompt} tokens and {whose} {context}: shorten it{larger}", "too_long")
+        raise _too_long(str(prompt), serving)
     return min(start.max_tokens, room)
+
+
+def _too_long(tokens: str, serving: Serving) -> RequestRefused:
+    context = serving.context
+    larger = "" if context < serving.settings.context else " or serve with a larger --context"
+    whose = "the context" if larger else "the model's context"
+    return RequestRefused(f"the prompt has {tokens} tokens and {whose} {context}: shorten it{larger}", "too_long")
 
 
 def _check_bias(start: Start, vocabulary: int) -> None:

@@ -9,17 +9,19 @@ from typing import Any
 from mlx_lm import tokenizer_utils
 
 from mtp_daemon.engine.errors import RequestRefused
+from mtp_daemon.engine.text.length import at_least, longest_token, normalised
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`eos`: every id that ends a text. `size`: ids below it are valid."""
+    """`eos`: every id that ends a text. `size`: ids below it are valid. `longest`: see `longest_token`."""
 
     tokenizer: Any
     eos: frozenset[int]
     size: int
+    longest: int | None = None
 
     @property
     def chat_template(self) -> bool:
@@ -43,10 +45,19 @@ class Vocabulary:
                 raise RequestRefused(f"a system text cannot be given: {why}", "bad_request")
             ids = self._plain(prompt)
         else:
-            ids = self._templated(prompt, system)
+            ids = self._apply_template(prompt, system, tokenize=True)
         if not ids:
             raise RequestRefused("the prompt has no tokens", "bad_request")
         return tuple(int(token) for token in ids)
+
+    def at_least(self, prompt: str, most: int, *, raw: bool, system: str | None) -> int:
+        """See `length.at_least`, of the text that `encode` would tokenise. Raises RequestRefused as that does."""
+        if len(prompt) + len(system or "") <= most:
+            return 0
+        text = prompt if raw or not self.chat_template else str(self._apply_template(prompt, system, tokenize=False))
+        if self.longest is not None:
+            text = normalised(self.tokenizer, text)
+        return at_least(text, most, self.longest, lambda t: len(self.tokenizer.encode(t, add_special_tokens=False)))
 
     def check(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Ids given by the user. Raises RequestRefused when there are none, or one is not of this vocabulary."""
@@ -64,15 +75,15 @@ class Vocabulary:
         ids: Sequence[int] = self.tokenizer.encode(prompt, add_special_tokens=special)
         return ids
 
-    def _templated(self, prompt: str, system: str | None) -> Sequence[int]:
+    def _apply_template(self, prompt: str, system: str | None, *, tokenize: bool) -> Any:
+        """The prompt in the model's chat template: its ids, or its text."""
         messages = [] if system is None else [{"role": "system", "content": system}]
         messages.append({"role": "user", "content": prompt})
         # A template is the model's program: what it may raise is not ours to list, and none of it is our bug.
         try:
-            ids: Sequence[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=tokenize)
         except Exception as error:
             raise RequestRefused(f"the model's chat template refuses this prompt: {error}", "bad_request") from error
-        return ids
 
 
 def load_vocabulary(path: Path, config: Mapping[str, Any]) -> Vocabulary:
@@ -92,7 +103,7 @@ def load_vocabulary(path: Path, config: Mapping[str, Any]) -> Vocabulary:
     eos = {*tokenizer.eos_token_ids, *_ids(config.get("eos_token_id")), *_ids(sizes.get("eos_token_id"))}
     eos |= _generation_eos(path / "generation_config.json")
     size = int(sizes.get("vocab_size", config.get("vocab_size", len(tokenizer))))
-    return Vocabulary(tokenizer, frozenset(eos), size)
+    return Vocabulary(tokenizer, frozenset(eos), size, longest_token(tokenizer))
 
 
 def _generation_eos(file: Path) -> set[int]:
