@@ -1,5 +1,7 @@
 """The compact recording: what was told comes back, torn tails are left out, other files are refused."""
 
+import random
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 
 from mtp_loader.errors import DamagedCheckpoint
 from mtp_loader.policy.interface import key_of
-from mtp_loader.replay.recording import Recorder, entry_of, is_recording, read_recording
+from mtp_loader.replay.recording import Recorder, entry_of, header_of, is_recording, read_recording
 from mtp_loader.service.recent import RecentRouting
 from mtp_protocol.expert_messages import Hint, Used
 from mtp_protocol.geometry import Bank, Geometry, Layer, Plane, Quantisation
@@ -110,6 +112,41 @@ def test_recent_routing_is_bounded_and_cut_by_time(limits: dict[str, int], tmp_p
     assert steps(0.0) == list(range(20, 30))
     assert steps(27.0) == [28, 29]
     assert steps(99.0) == []
+
+
+def test_recent_routing_of_any_length_is_the_newest_whole_entries(tmp_path: Path) -> None:
+    """Forwards of one and of many tokens in turn: what does not fit before the end goes to the beginning, whole."""
+    rng, came = random.Random(3), []
+    recent = RecentRouting(GEOMETRY, "a model", limit_bytes=1000, limit_forwards=10)
+    for number in range(500):
+        entry = bytes(rng.randrange(256) for _ in range(rng.randint(1, 333)))
+        recent.add(entry, now=float(number))
+        came.append(entry)
+        with (tmp_path / "r").open("wb") as file:
+            recent.write(file, -1.0)
+        kept = (tmp_path / "r").read_bytes().removeprefix(header_of(GEOMETRY, "a model"))
+        held = next(n for n in range(len(came) + 1) if b"".join(came[len(came) - n :]) == kept)
+        assert 1 <= held <= 10
+        assert held >= min(2, len(came)), "two of at most 333 bytes fit in 1,000 wherever the first one lies"
+    recent.add(bytes(1001), now=999.0)
+    with (tmp_path / "r").open("wb") as file:
+        recent.write(file, 998.0)
+    assert (tmp_path / "r").read_bytes() == header_of(GEOMETRY, "a model")
+
+
+def test_recent_routing_takes_all_its_memory_at_the_start() -> None:
+    """Of a service that runs for weeks no part may still be growing after hours: nothing is kept beside the ring."""
+    entry = entry_of(USED)
+    recent = RecentRouting(GEOMETRY, "a model")
+    recent.add(entry, now=0.0)
+    tracemalloc.start()
+    try:
+        for step in range(2000):
+            recent.add(entry, now=float(step))
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert grown < 2000
 
 
 def test_a_weight_that_no_half_holds_is_recorded_as_the_largest(tmp_path: Path) -> None:
