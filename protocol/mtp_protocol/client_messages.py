@@ -6,10 +6,15 @@ Every `Submit` and `Attach` is answered by `Accepted` or `Failed`, and every acc
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from mtp_protocol.bounds import MAX_ITEMS, Most
 from mtp_protocol.codec import Codec
 from mtp_protocol.sampling import Sampling
+
+MAX_STOPS = 16
+MAX_PINS = 1 << 16  # more experts than any model has
+MAX_SHARES = 16
 
 Reason = Literal["stop", "length", "cancelled"]
 
@@ -33,11 +38,11 @@ class Submit:
 
     ref: int
     prompt: str | None = None
-    prompt_ids: tuple[int, ...] | None = None
+    prompt_ids: Annotated[tuple[int, ...], Most(MAX_ITEMS)] | None = None
     raw: bool = False
     system: str | None = None
     max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], Most(MAX_STOPS)] = ()
     sampling: Sampling = field(default_factory=Sampling)
     speculation: str | None = None
     depth: int | None = None
@@ -77,7 +82,7 @@ class Pin:
     """Hold these experts, (layer, expert) pairs, in the pool; an empty tuple pins nothing."""
 
     ref: int
-    experts: tuple[tuple[int, int], ...]
+    experts: Annotated[tuple[tuple[int, int], ...], Most(MAX_PINS)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Calibrate:
 
     ref: int
     last_s: float | None = None
-    shares: tuple[float, ...] = ()
+    shares: Annotated[tuple[float, ...], Most(MAX_SHARES)] = ()
 
 
 @dataclass(frozen=True)

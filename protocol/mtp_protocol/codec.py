@@ -11,16 +11,17 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgpack
 
+from mtp_protocol.bounds import ENVELOPE, Bound, Most, bound_of, unpack
 from mtp_protocol.errors import ProtocolError
 
 MAJOR = 1
 MINOR = 0
 MAX_MESSAGE_BYTES = 16 << 20
-MAX_ITEMS = 1 << 20  # of an array or a map: more small objects than this keep a receiver busy for seconds
+_HEAD_BYTES = 64  # the envelope's first three items, of a message that is one
 
 Reader = Callable[[Any, str], Any]
 
@@ -33,6 +34,7 @@ class Codec(Generic[M]):
 
     def __init__(self, *classes: type[M]) -> None:
         self._readers: dict[str, Reader] = {c.__name__: _reader(c) for c in classes}  # type: ignore[arg-type]
+        self._bounds: dict[str, Bound] = {c.__name__: ENVELOPE.plus(bound_of(c)) for c in classes}
 
     def encode(self, message: M) -> bytes:
         """The bytes of `message`; raises ProtocolError if it is not of this direction or too large."""
@@ -52,9 +54,9 @@ class Codec(Generic[M]):
         if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError("too_large", f"{len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
         try:
-            envelope = msgpack.unpackb(data, strict_map_key=False, max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS)
+            envelope = unpack(data, self._bounds.get(_claimed_tag(data), ENVELOPE))
         except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:  # TypeError: a list as a key
-            raise ProtocolError("not_msgpack", f"not a MessagePack value: {error}") from error
+            raise ProtocolError("not_msgpack", f"not a MessagePack value that is a message: {_why(error)}") from error
         if not isinstance(envelope, list) or len(envelope) != 4:
             raise ProtocolError("bad_envelope", "expected the array [major, minor, tag, body]")
         major, minor, tag, body = envelope
@@ -66,8 +68,35 @@ class Codec(Generic[M]):
             raise ProtocolError("bad_tag", f"no message {str(tag)[:40]!r} in this direction")
         if isinstance(body, dict) and isinstance(minor, int) and minor > MINOR:
             body = _NewerBody(body)
-        message: M = reader(body, typing.cast(str, tag))
+        try:
+            message: M = reader(body, typing.cast(str, tag))
+        except ProtocolError as error:
+            ref = body.get("ref") if isinstance(body, dict) else None
+            error.ref = ref if type(ref) is int else None
+            raise
         return message
+
+
+def _claimed_tag(data: bytes) -> str:
+    """The kind of message that `data` says it is, read from its first bytes alone; "" when there is none."""
+    head = msgpack.Unpacker(max_buffer_size=_HEAD_BYTES)
+    head.feed(data[:_HEAD_BYTES])
+    try:
+        if head.read_array_header() != 4:
+            return ""
+        head.skip()
+        head.skip()
+        tag = head.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return ""
+    return tag if isinstance(tag, str) else ""
+
+
+def _why(error: Exception) -> str:
+    """msgpack says nothing about some of its errors."""
+    if isinstance(error, msgpack.StackError | RecursionError):
+        return "it is nested too deeply"
+    return str(error) or "there is a byte in it that begins no value"
 
 
 class _NewerBody(dict[str, Any]):
@@ -91,6 +120,8 @@ def _unpackable(value: Any) -> Any:
 def _reader(hint: Any) -> Reader:
     """A function that checks a decoded MessagePack value against `hint` and builds the typed value."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _bounded_reader(_reader(args[0]), next(m.items for m in args[1:] if isinstance(m, Most)))
     if hint is Any:
         return lambda value, where: value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -119,6 +150,15 @@ def _scalar_reader(hint: type) -> Reader:
         if type(value) is not hint:
             raise _bad(where, hint.__name__, value)
         return value
+
+    return read
+
+
+def _bounded_reader(inner: Reader, most: int) -> Reader:
+    def read(value: Any, where: str) -> Any:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise ProtocolError("bad_value", f"{where}: {len(value)} items; at most {most} are taken")
+        return inner(value, where)
 
     return read
 
@@ -176,7 +216,7 @@ def _mapping_reader(args: tuple[Any, ...]) -> Reader:
 
 
 def _dataclass_reader(cls: type) -> Reader:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     fields = {f.name: _reader(hints[f.name]) for f in dataclasses.fields(cls)}
     required = {
         f.name

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from mtp_protocol.bounds import Most
 from mtp_protocol.ranges import within
+
+MAX_BIASES = 1024
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Annotated[Mapping[int, float], Most(MAX_BIASES)] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int = 0
 
@@ -39,8 +43,8 @@ class Sampling:
             raise ValueError("top_p must be above 0")
         if self.seed is not None:
             within("seed", self.seed, 0, (1 << 63) - 1)
-        if len(self.logit_bias) > 1024:
-            raise ValueError("logit_bias has more than 1024 entries")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise ValueError(f"logit_bias has more than {MAX_BIASES} entries")
         for token, bias in self.logit_bias.items():
             within("logit_bias token", token, 0, 1 << 31)
             within("logit_bias", bias, -1e4, 1e4)

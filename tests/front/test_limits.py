@@ -6,8 +6,9 @@ from mtp_daemon.errors import DaemonBug, EnvironmentFailure, RequestError, Reque
 from mtp_daemon.front.desk import _kind
 from mtp_daemon.front.limits import MAX_TOKEN_BYTES, Limits, check_start
 from mtp_loader.errors import BadRequest, DamagedCheckpoint, LoaderBug
+from mtp_protocol.bounds import MAX_ITEMS
 from mtp_protocol.client_messages import Submit
-from mtp_protocol.codec import MAX_ITEMS, MAX_MESSAGE_BYTES
+from mtp_protocol.codec import MAX_MESSAGE_BYTES
 from mtp_protocol.engine_messages import Start, to_engine
 from mtp_protocol.sampling import Sampling
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from mtp_client.client import Client
 from mtp_client.errors import RequestRefused
-from mtp_daemon.front.desk import MAX_PINS
 from mtp_protocol import client_messages as c
-from mtp_protocol.client_messages import Finished, Tokens
+from mtp_protocol.client_messages import MAX_PINS, Finished, Tokens
 from mtp_protocol.codec import MAX_MESSAGE_BYTES
 from mtp_protocol.run_directory import client_address
 from support.fake_children import answer

@@ -1,6 +1,7 @@
 """The wire: what is sent arrives; what is not a message is refused with its kind, never guessed at, never a crash."""
 
 import dataclasses
+import time
 import typing
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtp_protocol import client_messages, codec, engine_messages, expert_messages, loader_messages
+from mtp_protocol import bounds, client_messages, codec, engine_messages, expert_messages, loader_messages
 from mtp_protocol.client_messages import Cancel, Submit, from_client, to_client
 from mtp_protocol.codec import MAJOR, MINOR, Codec
 from mtp_protocol.errors import ProtocolError
@@ -118,10 +119,65 @@ def test_each_fault_has_its_kind() -> None:
     assert _kind(b"x" * (codec.MAX_MESSAGE_BYTES + 1)) == "too_large"
 
 
-def test_a_message_of_too_many_small_things_is_refused_at_once() -> None:
-    """Within the limit of bytes, and yet millions of objects: decoding them would keep the front from everybody."""
-    pairs = msgpack.packb([MAJOR, MINOR, "Pin", {"ref": 1, "experts": [[0, 0]] * (codec.MAX_ITEMS + 1)}])
-    assert len(pairs) < codec.MAX_MESSAGE_BYTES and _kind(pairs) == "not_msgpack"
+def _array(count: int, item: bytes) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+def _message(tag: str, body: bytes) -> bytes:
+    return typing.cast(bytes, msgpack.packb([MAJOR, MINOR, tag, None]))[:-1] + body
+
+
+MANY = bounds.MAX_ITEMS - 4
+REF = b"\xa3ref\x01"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _message("Submit", b"\x82" + REF + b"\xa6prompt\x9f" + _array(MANY, b"\x90") * 15),
+        _message("Submit", b"\x82" + REF + b"\xa6prompt\x9f" + _array(MANY, b"\x80") * 15),
+        _message("Submit", b"\x82" + REF + b"\xaaprompt_ids\x9f" + _array(MANY, b"\x01") * 15),
+        _message("Pin", b"\x82" + REF + b"\xa7experts" + _array(MANY, b"\x92\x01\x01")),
+        _message("Calibrate", b"\x82" + REF + b"\xa6shares" + _array(MANY, b"\xc3")),
+        _message("Nonsense", b"\x9f" + _array(MANY, b"\x80") * 15),
+        _message("Submit", b"\x91" * (15 << 20)),
+        b"\x9f" + _array(MANY, b"\x90") * 15,
+    ],
+    ids=["lists", "maps", "ids", "pins", "shares", "no kind", "deep", "no envelope"],
+)
+def test_a_message_of_millions_of_small_things_is_refused_at_once(data: bytes) -> None:
+    """Within the limit of bytes, but unpacking these took up to seven seconds, in which the front served nobody."""
+    assert len(data) <= codec.MAX_MESSAGE_BYTES
+    began = time.process_time()
+    with pytest.raises(ProtocolError) as refused:
+        from_client.decode(data)
+    assert time.process_time() - began < 0.25
+    assert str(refused.value).rstrip()[-1] != ":", "it does not say why"
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"stop": ["x"] * 17}, "Submit.stop: 17 items; at most 16"),
+        ({"sampling": {"logit_bias": dict.fromkeys(range(1025), 1.0)}}, "logit_bias: 1025 items; at most 1024"),
+        ({"sampling": {"temperature": -1.0}}, "temperature must lie between"),
+        ({"prompt": 3}, "Submit.prompt: expected str"),
+    ],
+)
+def test_a_refused_value_is_named_and_carries_the_ref(body: dict[str, Any], named: str) -> None:
+    with pytest.raises(ProtocolError, match=named) as refused:
+        from_client.decode(msgpack.packb([MAJOR, MINOR, "Submit", {"ref": 7} | body]))
+    assert refused.value.ref == 7
+
+
+def test_as_much_as_is_taken_is_taken() -> None:
+    """The bounds are those of the largest messages that there may be, and no tighter."""
+    for message in (
+        client_messages.Pin(1, tuple((i % 128, i) for i in range(client_messages.MAX_PINS))),
+        Submit(1, prompt_ids=(1 << 31,) * bounds.MAX_ITEMS),
+        Submit(1, prompt="x", stop=("y",) * 16, sampling=Sampling(logit_bias=dict.fromkeys(range(1024), 1.0))),
+    ):
+        assert from_client.decode(from_client.encode(message)) == message
 
 
 def test_a_newer_minor_version_may_add_fields() -> None:

@@ -24,8 +24,6 @@ from mtp_protocol.geometry import Geometry, PoolLayout
 log = logging.getLogger("mtpd")
 
 MAX_SHUTDOWN_S = 3600.0
-MAX_PINS = 1 << 19
-MAX_SHARES = 16
 
 
 class Desk:
@@ -58,7 +56,9 @@ class Desk:
             if self.bad_messages <= 16 or self.bad_messages.bit_count() == 1:
                 count = self.bad_messages
                 log.warning("client %s sent what is no message (%d so far): %s", client.hex(), count, message)
-            self._clients.reply(client, c.Failed("protocol", str(message)))
+            # A message that could be read but for a value out of its range is a person's mistake, not a program's.
+            readable = message.kind == "bad_value" and message.ref is not None
+            self._clients.reply(client, c.Failed("bad_request" if readable else "protocol", str(message), message.ref))
             return
         try:
             self._serve(client, message, now)
@@ -100,8 +100,6 @@ class Desk:
                 assert_never(message)
 
     def _check_pins(self, message: c.Pin) -> None:
-        if len(message.experts) > MAX_PINS:
-            raise RequestError("bad_request", f"at most {MAX_PINS} experts can be pinned at once")
         if (geometry := self._lineup.geometry) is None:
             return
         counts = {layer.layer: layer.experts for layer in geometry.layers}
@@ -122,8 +120,8 @@ class Desk:
             raise RequestError("busy", "a calibration is under way already; wait for its end")
         if message.last_s is not None and not message.last_s >= 0.0:
             raise RequestError("bad_request", "last_s must be a number of seconds from 0 up")
-        if len(message.shares) > MAX_SHARES or not all(0.0 < share <= 1.0 for share in message.shares):
-            raise RequestError("bad_request", f"shares must be at most {MAX_SHARES} numbers above 0 and at most 1")
+        if not all(0.0 < share <= 1.0 for share in message.shares):
+            raise RequestError("bad_request", "shares must be numbers above 0 and at most 1")
         self._errands.calibrate(client, message, now)
 
     def _slots(self, pool: str) -> tuple[int, ...]:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from mtp_daemon.config import Settings
 from mtp_daemon.errors import RequestError
-from mtp_protocol.client_messages import Submit
-from mtp_protocol.codec import MAX_ITEMS, MAX_MESSAGE_BYTES
+from mtp_protocol.bounds import MAX_ITEMS
+from mtp_protocol.client_messages import MAX_STOPS, Submit
+from mtp_protocol.codec import MAX_MESSAGE_BYTES
 from mtp_protocol.engine_messages import Start, to_engine
 from mtp_protocol.errors import ProtocolError
 
-MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
 # The engine drafts no deeper whatever it is asked.
 MAX_DEPTH = 32
