@@ -58,3 +58,14 @@ def test_a_system_message_is_never_dropped_in_silence() -> None:
     """With token ids there is no template it could go into."""
     with pytest.raises(RequestError, match="system"):
         LIMITS.check(Submit(1, prompt_ids=(1, 2), system="be brief"))
+
+
+def test_an_answer_is_no_longer_than_the_model_reads() -> None:
+    """The service's context may be larger than the model's: the smaller one counts, and is the one that is named."""
+    limits = LIMITS.within(2048)
+    for asked in (2049, 4000, 99_999):
+        with pytest.raises(RequestError, match="2048") as refused:
+            limits.check(Submit(1, prompt="x", max_tokens=asked))
+        assert refused.value.kind == "too_long"
+    assert limits.check(Submit(1, prompt="x", max_tokens=2048)) == 2048
+    assert LIMITS.within(1 << 30).context == LIMITS.context

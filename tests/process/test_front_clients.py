@@ -162,23 +162,24 @@ def test_stopped_client_does_not_stop_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "kind", "ref"),
     [
-        b"\xc1",
-        b"",
-        msgpack.packb([1, 0, "Submit", {"ref": "one"}]),
-        msgpack.packb([1, 0, "Eval", {}]),
-        msgpack.packb([2, 0, "Status", {"ref": 1}]),
-        msgpack.packb([1, 0, "Submit", {"ref": 1, "sampling": {"temperature": -1.0}, "prompt": "x"}]),
+        (b"\xc1", "protocol", None),
+        (b"", "protocol", None),
+        (msgpack.packb([1, 0, "Submit", {"ref": "one"}]), "protocol", None),
+        (msgpack.packb([1, 0, "Submit", {"ref": 4, "prompt": 1}]), "protocol", 4),
+        (msgpack.packb([1, 0, "Eval", {}]), "protocol", None),
+        (msgpack.packb([2, 0, "Status", {"ref": 1}]), "protocol", None),
+        (msgpack.packb([1, 0, "Submit", {"ref": 5, "sampling": {"top_p": -1.0}, "prompt": "x"}]), "bad_request", 5),
     ],
 )
-def test_bad_bytes_are_answered(shared: FrontProcess, body: bytes) -> None:
-    """A bad tag, type, version or value is answered as a protocol error and counted; the service goes on."""
+def test_bad_bytes_are_answered(shared: FrontProcess, body: bytes, kind: str, ref: int | None) -> None:
+    """A bad tag, type, version or value is answered as what it is and counted; the service goes on."""
     before = shared.status()["bad_messages"]
     with Wire(shared) as wire:
         wire.socket.send(body)
         message = wire.hear()
-        assert isinstance(message, c.Failed) and message.kind == "protocol"
+        assert isinstance(message, c.Failed) and (message.kind, message.ref) == (kind, ref)
         wire.socket.send_multipart([b"two", b"frames"])
         assert isinstance(wire.hear(), c.Failed)
         status = shared.status()

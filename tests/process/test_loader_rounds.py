@@ -237,6 +237,23 @@ def test_pins_stay_and_a_smaller_pool_moves_out_of_its_tail(front: ScriptedFront
     assert "slots" in front.await_message(Failed).text
 
 
+def test_a_resize_that_another_overtakes_is_not_answered_with_its_size(front: ScriptedFront) -> None:
+    engine = ScriptedEngine(front, front.start(12))
+    engine.greet()
+    random_waves(front, engine, 12, seed=1)  # the tail is in use: the first resize has to wait for recalls
+    front.send(Resize(4, (5,)))
+    front.send(Resize(5, (9,)))
+    while True:
+        engine.answer_recalls()
+        if engine.socket.poll(200):
+            engine.receive()
+        elif not engine.recalled:
+            break
+    failed = front.await_message(Failed)
+    assert failed.ref == 4 and "overtook" in failed.text
+    assert front.await_message(Resized) == Resized(5, (9,))
+
+
 def test_pins_from_a_file_are_loaded_before_anyone_asks(front: ScriptedFront, tmp_path: Path) -> None:
     """What calibration wrote is held from the start; a file for another checkpoint pins nothing."""
     file = tmp_path / "pins.json"

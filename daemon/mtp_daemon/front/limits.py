@@ -1,6 +1,6 @@
 """What a request may ask for. Checked before it is accepted, so that a refusal comes at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtp_daemon.config import Settings
 from mtp_daemon.errors import RequestError
@@ -29,6 +29,10 @@ class Limits:
     max_prompt_bytes: int
     keep_limit_s: float
 
+    def within(self, context: int) -> "Limits":
+        """These limits for a model that reads no more than `context` tokens."""
+        return replace(self, context=min(self.context, context))
+
     def check(self, submit: Submit) -> int:
         """The answer's length in tokens; raises RequestError naming the field."""
         self._check_prompt(submit)
@@ -51,7 +55,7 @@ class Limits:
         if asked > MAX_ITEMS:
             raise RequestError("too_long", f"max_tokens {asked} is more than any answer may have ({MAX_ITEMS})")
         if asked > self.context:
-            raise RequestError("too_long", f"max_tokens {asked} is more than the service's context of {self.context}")
+            raise RequestError("too_long", f"max_tokens {asked} is more than the context of {self.context} tokens")
         return asked
 
     def _check_prompt(self, submit: Submit) -> None:

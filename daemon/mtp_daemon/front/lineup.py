@@ -179,7 +179,8 @@ class Lineup:
             case e.Ready():
                 self.facts = dict(message.facts)
                 self.engine.is_ready(self.now)
-                self._sessions.engine_is_ready(self.now)
+                context = self.facts.get("context")
+                self._sessions.engine_is_ready(self.now, context if isinstance(context, int) else None)
             case e.Beat():
                 self.engine.vigil.beat(message.progress, message.busy, self.now)
                 self.engine.facts = dict(message.facts)

@@ -93,7 +93,10 @@ class Sessions:
         else:
             self._drop(request, now)
 
-    def engine_is_ready(self, now: float) -> None:
+    def engine_is_ready(self, now: float, context: int | None = None) -> None:
+        """`context`: of its model, in tokens, where it said so; no answer may be longer."""
+        if context is not None:
+            self.limits = self.limits.within(context)
         self._engine_ready = True
         self.start_next(now)
 

@@ -69,7 +69,8 @@ class LoaderLoop:
         self._service = PoolService(reader.source.geometry, settings, model, self._threads, self._experts.send)
         self._service.on_resized = self._resized
         self._layout: PoolLayout | None = None  # announced; its region may still be on its way
-        self._resize_refs: list[int] = []  # a later resize may overtake one under way: both are answered by the end
+        # What was asked for and is not answered: a later resize may overtake one under way.
+        self._resizes: list[tuple[int, tuple[int, ...]]] = []
         self._dead = -1  # engines up to this epoch are dead
         self._beats = 0
         self._next_beat = time.monotonic()
@@ -180,15 +181,19 @@ class LoaderLoop:
             self._front.send(Calibrated(ref, result))
 
     def _resize(self, ref: int, slots: tuple[int, ...]) -> None:
-        self._resize_refs.append(ref)
+        self._resizes.append((ref, slots))
         if (reason := self._service.resize(slots)) is not None:
-            self._resize_refs.remove(ref)
+            self._resizes.remove((ref, slots))
             self._front.send(Failed("bad_request", reason, ref))
 
     def _resized(self, limits: tuple[int, ...]) -> None:
-        for ref in self._resize_refs:
-            self._front.send(Resized(ref, limits))
-        self._resize_refs.clear()
+        for ref, slots in self._resizes:
+            if slots == limits:
+                self._front.send(Resized(ref, limits))
+            else:
+                text = f"a later resize overtook this one: the pool has room for {sum(limits)} experts now"
+                self._front.send(Failed("environment", text, ref))
+        self._resizes.clear()
 
     def _map_region(self) -> None:
         """Maps a region once both its descriptor and its layout are here."""
