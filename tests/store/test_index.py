@@ -74,6 +74,28 @@ def test_a_top_k_other_than_the_configs_is_refused(store: Path) -> None:
         open_source(store, widen=False)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [("depth", 0, "depth"), ("depth", 1, "misplaced"), ("depth", 5, "num|layers"), ("depth", 10**30, "depth"),
+     ("model_type", "other", "model_type|config.json"), ("options", [], "options")],
+)  # fmt: skip
+def test_what_an_index_says_of_the_model_is_checked(store: Path, field: str, value: Any, named: str) -> None:
+    """Depth numbers the layers of a head that is given apart; both must be those of the config."""
+    edit(store, lambda index: index.update({field: value}))
+    with pytest.raises(DamagedCheckpoint, match=named):
+        open_source(store, widen=False)
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+def test_a_layer_is_of_the_head_or_of_the_trunk(store: Path, layer: int) -> None:
+    def other(index: Any) -> None:
+        index["layers"][layer]["is_head"] = not index["layers"][layer]["is_head"]
+
+    edit(store, other)
+    with pytest.raises(DamagedCheckpoint, match="misplaced"):
+        open_source(store, widen=False)
+
+
 @pytest.mark.parametrize("name", ["experts-00001.bin", "model-dense-00001.safetensors", "mtp-dense.safetensors"])
 def test_a_missing_file_is_refused(store: Path, name: str) -> None:
     (store / name).unlink()

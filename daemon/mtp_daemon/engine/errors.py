@@ -48,3 +48,8 @@ class EngineStopping(EngineError):
 
 class EngineBug(EngineError):
     kind: Kind = "internal"
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says first, or its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -11,10 +11,14 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import _get_classes, load_config, load_model
 
-from mtp_daemon.engine.errors import RequestRefused
+from mtp_daemon.engine.config_number import config_number
+from mtp_daemon.engine.errors import EngineError, RequestRefused, first_line
 from mtp_daemon.engine.install import Installed, expert_modules, install
 from mtp_daemon.engine.stream import ExpertStream
 from mtp_daemon.engine.trunk import Trunk
+from mtp_loader.store.files import model_sizes
+
+SHORTEST_CONTEXT = 16  # as for the setting: with less there is no room for a prompt and an answer
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ def load_streamed(path: Path, stream: ExpertStream) -> Loaded:
 
     No expert tensor is ever evaluated: mlx-lm loads lazily, the experts' tensors are dropped before they reach the
     model, and the dense ones are evaluated one by one, so that the peak is their sum and one tensor more.
-    Raises RequestRefused naming the tensor or the model type.
+    Raises RequestRefused naming the tensor, the model type or what of the config is wrong.
     """
     model, config = _load_lazily(path)
     installed = install(model, stream)
@@ -46,7 +50,7 @@ def load_streamed(path: Path, stream: ExpertStream) -> Loaded:
         "adapter": not installed.unadapted,
         "unadapted": list(installed.unadapted),
         "backend": "metal" if mx.metal.is_available() else "cpu",
-        **_cache_facts(trunk, stream),
+        **_tried(path, trunk, stream),
     }
     return Loaded(model, config, trunk, installed, facts)
 
@@ -72,8 +76,10 @@ def _load_lazily(path: Path) -> tuple[Any, dict[str, Any]]:
         # quantised. These defaults apply to nothing else: a weight without scales stays as it is.
         silent = {"quantization": {"group_size": 64, "bits": 4}} if _config_is_silent(path) else None
         model, config = load_model(path, lazy=True, strict=False, model_config=silent, get_model_classes=classes)
-    except (ValueError, KeyError, FileNotFoundError) as error:
-        raise RequestRefused(f"mlx-lm cannot load {path}: {error}") from error
+    except (EngineError, MemoryError):
+        raise
+    except Exception as error:  # mlx-lm's own for whatever a config or a file holds: none of it is our bug
+        raise RequestRefused(f"mlx-lm cannot load {path}: {first_line(error)}: see its config.json") from error
     object.__setattr__(model, "__class__", plain[0])
     return model, config
 
@@ -129,6 +135,18 @@ def _arrays(values: Any) -> Iterator[mx.array]:
             yield from _arrays(value)
 
 
+def _tried(path: Path, trunk: Trunk, stream: ExpertStream) -> dict[str, int]:
+    """`_cache_facts`, where a config whose sizes contradict each other shows first."""
+    try:
+        return _cache_facts(trunk, stream)
+    except (EngineError, MemoryError):
+        raise
+    except Exception as error:  # of mlx-lm's model, built as the config says
+        raise RequestRefused(
+            f"{path}: the model that config.json describes does not run: {first_line(error)}: mend it"
+        ) from error
+
+
 def _cache_facts(trunk: Trunk, stream: ExpertStream) -> dict[str, int]:
     """Bytes the caches take: from a forward over one token that is built, to learn the shapes, and never evaluated."""
     caches = trunk.make_cache()
@@ -151,6 +169,4 @@ def _cache_facts(trunk: Trunk, stream: ExpertStream) -> dict[str, int]:
 
 def _context(config: dict[str, Any]) -> int | None:
     """The longest text the model was made for, in tokens."""
-    sizes = config.get("text_config", config)
-    context = sizes.get("max_position_embeddings", config.get("max_position_embeddings"))
-    return int(context) if context is not None else None
+    return config_number(model_sizes(config), "max_position_embeddings", SHORTEST_CONTEXT, 1 << 40)

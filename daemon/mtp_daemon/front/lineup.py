@@ -193,8 +193,10 @@ class Lineup:
                 assert_never(message)
 
     def _cannot_go_on(self, child: Supervisor, text: str, *, user: bool) -> None:
-        """Before the service was ever ready, what a child says of itself will be true at the next start as well."""
-        child.note_error(text, self.now, fatal=user or not self.served, user=user)
+        """Before the service was ever ready, what a child says of itself will be true at the next start as well. Later
+        it is worth a few more starts: a file may be back by then.
+        """
+        child.note_error(text, self.now, fatal=not self.served, user=user)
 
     # --- the pool ---
 

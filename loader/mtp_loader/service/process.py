@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-from mtp_loader.errors import EnvironmentFailure, LoaderError, UserError
+from mtp_loader.errors import DamagedCheckpoint, EnvironmentFailure, LoaderError, UserError
 from mtp_loader.pool.disk_choice import recall
 from mtp_loader.pool.expert_reader import ExpertReader
 from mtp_loader.pool.shim import make_preadv
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     front = FrontSocket(context, args.front, args.epoch)
     try:
         return _run(args, context, front, lifeline, wake)
-    except UserError as error:
+    except (UserError, DamagedCheckpoint) as error:  # neither is better at the next start: for a person to mend
         return _failed(front, "bad_request", error, USER)
     except (EnvironmentFailure, OSError) as error:
         return _failed(front, "environment", error, ENVIRONMENT)

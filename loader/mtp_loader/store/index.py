@@ -22,6 +22,7 @@ INDEX = "index.json"
 FORMAT = "mtpd packed store"
 VERSION = 1
 PAGE = 4096
+MAX_DEPTH = 100_000  # decoder layers; far more than any model has
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,10 @@ class _Fields:
         ends: dict[int, int] = {}
         if len(index.by_layer) != len(index.layers) or not index.layers:
             raise DamagedCheckpoint(self._file, "its layers are none, or one of them is there twice")
+        if not 0 < index.depth <= MAX_DEPTH:
+            raise DamagedCheckpoint(self._file, f"its depth of {index.depth} is no number of decoder layers")
+        if misplaced := [y.layer for y in index.layers if y.is_head == (y.layer < index.depth) or y.layer > MAX_DEPTH]:
+            raise DamagedCheckpoint(self._file, f"layer {misplaced[0]} is misplaced in a model of {index.depth} layers")
         if len({f.name for f in index.files}) != len(index.files):
             raise DamagedCheckpoint(self._file, "it names a file twice")
         for layer in sorted(index.layers, key=lambda y: (y.file, y.offset)):

@@ -83,7 +83,7 @@ def _open_plain(checkpoint: Checkpoint, widen: bool, head: Path | None, with_hea
 
 
 def _open_packed(index: PackedIndex, widen: bool, head: Path | None, with_head: bool) -> Source:
-    _check_top_k(index)
+    _check_config(index)
     layers = [y for y in packed_layers(index) if with_head or not y.is_head]
     if head is None or not with_head:
         return _source(layers, index.fingerprint, index.model_type, widen, PAGE)
@@ -112,15 +112,24 @@ def _require_ranges(layer: MoeLayer) -> None:
         )
 
 
-def _check_top_k(index: PackedIndex) -> None:
-    """The engine routes by the config: an index of another number would make slots, waves and waits too few."""
+def _check_config(index: PackedIndex) -> None:
+    """The engine builds and routes by the config: an index of another top-k would make slots and waits too few."""
     file = index.path / "config.json"
-    said = whole_number(model_sizes(read_json(file, "the config")), *TOP_KS)
+    config = read_json(file, "the config")
+    sizes = model_sizes(config)
+    said = whole_number(sizes, *TOP_KS)
     for layer in index.layers:
         if said is not None and layer.top_k != said:
             raise DamagedCheckpoint(
                 index.path / INDEX, f"layer {layer.layer} has top-{layer.top_k}, but config.json has top-{said}"
             )
+    depth, kind = whole_number(sizes, "num_hidden_layers"), config.get("model_type", "")
+    if depth is not None and depth != index.depth:
+        raise DamagedCheckpoint(index.path / INDEX, f"has a depth of {index.depth}, but config.json has {depth} layers")
+    if kind != index.model_type:
+        raise DamagedCheckpoint(
+            index.path / INDEX, f"is of a {index.model_type[:40]!r} model, but config.json says {str(kind)[:40]!r}"
+        )
 
 
 def _source(found: Sequence[MoeLayer], mark: str, model_type: str, widen: bool, alignment: int) -> Source:

@@ -14,7 +14,7 @@ from mtp_daemon.engine.process.front_link import FrontLink
 from mtp_daemon.engine.process.mailbox import Activity, Mailbox
 from mtp_daemon.engine.process.serving import Serving
 from mtp_daemon.engine.process.settings import read_settings
-from mtp_loader.errors import LoaderError, UserError
+from mtp_loader.errors import DamagedCheckpoint, LoaderError, UserError
 from mtp_protocol.engine_messages import Failed, Ready
 from mtp_protocol.errors import ProtocolError
 
@@ -45,7 +45,9 @@ def run_engine(
         front.send(Failed(None, error.kind, str(error)))
         return CANNOT_START
     except LoaderError as error:
-        front.send(Failed(None, "bad_request" if isinstance(error, UserError) else "environment", str(error)))
+        # A file that is not what it should be will be no better at the next start: for a person to mend.
+        mendable = isinstance(error, UserError | DamagedCheckpoint)
+        front.send(Failed(None, "bad_request" if mendable else "environment", str(error)))
         return CANNOT_START
     except OSError as error:
         front.send(Failed(None, "environment", str(error)))

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from mlx_lm import tokenizer_utils
 
-from mtp_daemon.engine.errors import RequestRefused
+from mtp_daemon.engine.config_number import config_number
+from mtp_daemon.engine.errors import RequestRefused, first_line
 from mtp_daemon.engine.text.length import at_least, longest_token, normalised
+from mtp_loader.store.files import model_sizes
 
+# What transformers reads beside the vocabulary, where it is there.
+_SETTINGS_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
@@ -95,27 +100,48 @@ def load_vocabulary(path: Path, config: Mapping[str, Any]) -> Vocabulary:
     # transformers makes an empty tokenizer, of bytes or of nothing, from config.json alone.
     if not any(file.name in VOCABULARY_FILES or file.suffix == ".tiktoken" for file in path.iterdir()):
         raise RequestRefused(f"{path} has no tokenizer: none of {', '.join(VOCABULARY_FILES)} is there")
+    for name in _SETTINGS_FILES:
+        _json_object(path / name)
     try:
         tokenizer = tokenizer_utils.load(path, {"local_files_only": True})
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise RequestRefused(f"{path} has no tokenizer that can be loaded: {error}") from error
-    sizes = config.get("text_config", config)
+    except Exception as error:  # the libraries' own for whatever is in a file that somebody made: none of it is our bug
+        raise RequestRefused(
+            f"the tokenizer in {path} cannot be loaded: {first_line(error)}: bring its files back"
+        ) from error
+    _check_template(tokenizer, path)
+    sizes = model_sizes(dict(config))
     eos = {*tokenizer.eos_token_ids, *_ids(config.get("eos_token_id")), *_ids(sizes.get("eos_token_id"))}
-    eos |= _generation_eos(path / "generation_config.json")
-    size = int(sizes.get("vocab_size", config.get("vocab_size", len(tokenizer))))
-    return Vocabulary(tokenizer, frozenset(eos), size, longest_token(tokenizer))
+    eos |= set(_ids(_json_object(path / "generation_config.json").get("eos_token_id")))
+    size = config_number(sizes, "vocab_size", 1, 1 << 31)
+    return Vocabulary(tokenizer, frozenset(eos), size or len(tokenizer), longest_token(tokenizer))
 
 
-def _generation_eos(file: Path) -> set[int]:
+def _check_template(tokenizer: Any, path: Path) -> None:
+    """A chat template that no prompt can pass is found at the start, not by each prompt."""
+    if not tokenizer.has_chat_template:
+        return
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], add_generation_prompt=True, tokenize=False)
+    except jinja2.TemplateSyntaxError as error:
+        where = next((f for f in (path / "chat_template.jinja",) if f.is_file()), path / "tokenizer_config.json")
+        raise RequestRefused(f"{where}: the chat template is not Jinja: {error} (line {error.lineno})") from error
+    except jinja2.TemplateError:
+        pass  # it refuses this conversation; others may be to its liking
+    except Exception as error:  # the libraries' own, as for a template that is no text
+        raise RequestRefused(f"the chat template in {path} cannot be used: {first_line(error)}") from error
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    """An empty one where there is no such file; raises RequestRefused, naming it, where it is no JSON object."""
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return set()
-    except (OSError, ValueError) as error:
-        raise RequestRefused(f"{file} cannot be read: {error}") from error
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestRefused(f"{file} cannot be read: {first_line(error)}: bring it back or remove it") from error
     if not isinstance(settings, dict):
         raise RequestRefused(f"{file} holds a {type(settings).__name__} where settings should be: mend or remove it")
-    return set(_ids(settings.get("eos_token_id")))
+    return settings
 
 
 def _ids(value: Any) -> list[int]:
