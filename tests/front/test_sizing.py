@@ -135,7 +135,7 @@ def test_serve_says_how_warm_it_starts(tmp_path: Path) -> None:
         lines = announcement(tmp_path, geometry, layout, {}, 8192, facts).splitlines()
         return next((line.split("warm  ")[1] for line in lines if "warm  " in line), "")
 
-    taken = {"statistics": "taken from x.npz", "resident": 9}
+    taken = {"statistics": "from x.npz, in whatever words", "learned": True, "resident": 9}
     assert row({}) == ""
     assert row({"statistics": "no statistics at x.npz yet", "warm": 1.0}) == "no: no statistics at x.npz yet"
     assert row(taken | {"warm": 0.37}).startswith("37% of what goes into the pool")

@@ -9,15 +9,8 @@ def warmth(facts: Mapping[str, Any]) -> str | None:
     if not (source := facts.get("statistics")):
         return None
     if (share := float(facts.get("warm", 1.0))) < 1.0:
-        return f"{share:.0%} of what goes into the pool ahead is there; requests come first ({_told(source)})"
-    if not str(source).startswith("taken from"):
-        return f"no: {source}"
-    return f"the pool is filled; {_told(source)}"
-
-
-def _told(source: str) -> str:
-    """The loader's words on its statistics as a phrase of their own: some of them name the statistics already."""
-    return source if "statistics " in source else f"statistics {source}"
+        return f"{share:.0%} of what goes into the pool ahead is there; requests come first ({source})"
+    return f"the pool is filled; {source}" if facts.get("learned") else f"no: {source}"
 
 
 class WarmStart:

@@ -53,7 +53,7 @@ class PoolService:
         self.read_s = 0.0
         self.failures = 0
         self.on_resized: Callable[[tuple[int, ...]], None] = lambda limits: None
-        self.watch = Watch(geometry, settings, model, lambda: self.table)
+        self.watch = Watch(geometry, settings, model, lambda: self._table)
         self._orders = Orders(readers, send, self.watch)
         self._pins = Pins(settings, geometry)
         self._region: PoolRegion | None = None

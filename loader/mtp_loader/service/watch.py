@@ -30,7 +30,7 @@ class Watch:
     """Raises DamagedCheckpoint or OSError where a recording cannot be gone on with."""
 
     def __init__(
-        self, geometry: Geometry, settings: LoaderSettings, model: str, table: Callable[[], SlotTable]
+        self, geometry: Geometry, settings: LoaderSettings, model: str, table: Callable[[], SlotTable | None]
     ) -> None:
         self.foresight: Foresight | None = None
         self.recent = RecentRouting(geometry, model)
@@ -42,8 +42,8 @@ class Watch:
         self._knows = False  # statistics of an earlier run
         self._statistics = ""
         if settings.prefetch:
-            self._statistics = "kept nowhere: state_dir is off"
-            self.foresight = Foresight(geometry, table, settings.threads, time.monotonic)
+            self._statistics = "statistics are kept nowhere: state_dir is off"
+            self.foresight = Foresight(geometry, self._open_table, settings.threads, time.monotonic)
             if settings.state_dir is not None:
                 self._path = settings.state_dir / f"routing-{geometry.fingerprint[:16]}.npz"
                 self._load(self.foresight)
@@ -55,8 +55,13 @@ class Watch:
         assert self._path is not None
         why = load(foresight.predictor, self._geometry.fingerprint, self._path)
         self._knows = why is None
-        self._statistics = why or f"taken from {self._path}"
-        log.info("%s", why or f"statistics {self._statistics}")
+        self._statistics = why or f"statistics taken from {self._path}"
+        log.info("%s", self._statistics)
+
+    def _open_table(self) -> SlotTable:
+        table = self._table()
+        assert table is not None  # whoever foresees anything has heard of an engine, which greets an open pool
+        return table
 
     # -- what goes on ----------------------------------------------------------------------------------------------
 
@@ -113,9 +118,10 @@ class Watch:
         except Exception:  # what reads ahead must not end what is being answered
             log.exception("nothing is read ahead any more")
             self.foresight, self._statistics = None, "given up after an error: see the loader's log"
-            self._table().want_spare({})
-            for bank in self._table().banks:
-                bank.announced.clear()
+            if (table := self._table()) is not None:
+                table.want_spare({})
+                for bank in table.banks:
+                    bank.announced.clear()
 
     # -- the disk --------------------------------------------------------------------------------------------------
 
@@ -152,11 +158,13 @@ class Watch:
             self._recorder.close()
 
     def facts(self) -> dict[str, Any]:
-        """`warm` is 0 until a warm start that is to come has begun. Without prediction: why there is none any more."""
+        """`learned`: statistics of an earlier run were taken; `statistics` says which, or why none. `warm` is 0 until a
+        warm start that is to come has begun. Without prediction: why there is none any more.
+        """
         if self.foresight is None:
             return {"statistics": self._statistics} if self._statistics else {}
         coming = {"warm": 0.0} if self._warm and self._knows else {}
-        return self.foresight.facts() | coming | {"statistics": self._statistics}
+        return self.foresight.facts() | coming | {"statistics": self._statistics, "learned": self._knows}
 
     def statistics(self) -> dict[str, Any]:
         return {} if self.foresight is None else {"prediction": self.foresight.statistics()}
