@@ -105,11 +105,16 @@ class Settings(dict[str, Any]):
 
 def load_settings(file: Path | None, given: Mapping[str, Value]) -> Settings:
     """Defaults, then the file's values, then the `given` ones. Raises UserError naming what is wrong and where."""
-    values = {s.name: s.default for s in SETTINGS}
-    if file is not None:
-        values.update(read_file(file))
-    values.update(given)
-    return Settings(values)
+    chosen = {**(read_file(file) if file is not None else {}), **given}
+    settings = Settings({s.name: s.default for s in SETTINGS} | chosen)
+    # A constant depth is its own maximum.
+    if settings.depth > settings.max_depth and settings.depth_controller != "constant":
+        if "depth" in chosen:
+            raise UserError(
+                f"depth {settings.depth} is more than max_depth {settings.max_depth}: raise max_depth or lower depth"
+            )
+        settings["depth"] = settings.max_depth
+    return settings
 
 
 def read_file(path: Path) -> dict[str, Value]:

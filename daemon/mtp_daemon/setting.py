@@ -75,6 +75,7 @@ class Setting:
         if self.kind is str or (self.none and text == "auto"):
             return self.read(text)
         try:
+            text.encode("ascii")  # Python reads digits of every script; nobody else who sees the file does
             return self.read(self.kind(text))
         except ValueError as error:
             raise UserError(f"{self.name} must be {self.range_text}, not {text!r}") from error

@@ -21,7 +21,7 @@ _UNITS = {
     "g": 1 << 30,
     "t": 1 << 40,
 }
-_NUMBER = re.compile(r"\s*(\d{1,24}(?:\.\d{1,24})?)\s*([a-zA-Z]*|%)\s*")
+_NUMBER = re.compile(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([a-zA-Z]*|%)\s*")
 
 
 @dataclass(frozen=True)

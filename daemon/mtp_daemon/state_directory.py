@@ -25,3 +25,11 @@ def default_state_directory(platform: str = sys.platform, home: Path | None = No
     if platform == "darwin":
         return home / "Library" / "Application Support" / "mtpd" / "state"
     return home / ".local" / "state" / "mtpd"
+
+
+def unusable(directory: Path) -> str | None:
+    """Why nothing can be kept in `directory`, which need not be there yet; None when something can."""
+    place = next(p for p in (directory, *directory.parents) if os.path.lexists(p))
+    if not place.is_dir():
+        return f"{place} is not a directory"
+    return None if os.access(place, os.R_OK | os.W_OK | os.X_OK) else f"{place} may not be written to"

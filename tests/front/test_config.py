@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtp_daemon import config
-from mtp_daemon.config import SETTINGS, add_flags, flags_given, load_settings, read_file
+from mtp_daemon.config import BY_NAME, SETTINGS, add_flags, flags_given, load_settings, read_file
 from mtp_daemon.engine.decode.settings import WAYS
 from mtp_daemon.engine.process.settings import read_settings
 from mtp_daemon.errors import UserError
 from mtp_daemon.sizes import PoolRequest, binary_bytes, parse_pool
-from mtp_daemon.state_directory import default_state_directory, state_directory
+from mtp_daemon.state_directory import default_state_directory, state_directory, unusable
 from mtp_loader.service.settings import parse_settings
 
 
@@ -67,6 +67,34 @@ def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UserError) as error:
         read_file(written(tmp_path, text))
     assert said in str(error.value) and "config.toml" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["\u0664GiB", "\u0662\u0665%", "\uff14GiB", "4\u0660"])
+def test_digits_are_those_of_ascii(text: str) -> None:
+    with pytest.raises(UserError, match="pool"):
+        BY_NAME["pool"].read_text(text)
+    with pytest.raises(UserError, match="context must be"):
+        BY_NAME["context"].read_text("\u0664\u0660\u0669\u0666")
+
+
+def test_a_depth_beyond_the_maximum_is_refused(tmp_path: Path) -> None:
+    """Never silently another one: but a maximum alone moves where the controller starts."""
+    with pytest.raises(UserError, match="depth 5 is more than max_depth 2"):
+        load_settings(None, {"depth": 5, "max_depth": 2})
+    with pytest.raises(UserError, match="more than max_depth"):
+        load_settings(written(tmp_path, "depth = 9"), {})
+    assert load_settings(None, {"max_depth": 1}).depth == 1
+    assert load_settings(None, {"depth": 5, "max_depth": 2, "depth_controller": "constant"}).depth == 5
+
+
+def test_a_state_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert unusable(tmp_path) is None and unusable(tmp_path / "new" / "state") is None
+    for place in (tmp_path / "file", tmp_path / "file" / "state"):
+        assert "is not a directory" in (unusable(place) or "")
+    dangling = tmp_path / "link"
+    dangling.symlink_to(tmp_path / "nowhere")
+    assert unusable(dangling / "state") is not None
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

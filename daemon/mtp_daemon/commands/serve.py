@@ -7,7 +7,7 @@ from pathlib import Path
 from mtp_daemon.config import add_flags, flags_given, load_settings
 from mtp_daemon.errors import UserError
 from mtp_daemon.services.own_log import log_handler
-from mtp_daemon.state_directory import state_directory
+from mtp_daemon.state_directory import state_directory, unusable
 from mtp_loader.store.resolve import resolve_model
 from mtp_protocol.run_directory import default_run_directory
 
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     if settings.model is None:
         raise UserError("no model: give a directory or an id, as in `mtpd serve demo`, or set model in the file")
     state = state_directory(settings.state_dir)
+    if state is not None and (why := unusable(state)) is not None:
+        _say(f"what is learned of the model is not kept: {why}; --state-dir names another place, or off")
     settings["state_dir"] = None if state is None else str(state)
     run_directory = args.run_dir if args.run_dir is not None else default_run_directory()
     serve(settings, resolve_model(settings.model).resolve(), run_directory, _say)

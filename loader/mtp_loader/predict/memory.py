@@ -32,11 +32,11 @@ def save(predictor: Predictor, fingerprint: str, path: Path) -> None:
 
 def load(predictor: Predictor, fingerprint: str, path: Path) -> str | None:
     """Fills a fresh predictor from `path`; None when it did, else why not, in a line. A bad file changes nothing."""
-    if not path.exists():
-        return f"no statistics at {path} yet"
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             stored = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        return f"no statistics at {path} yet"
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         return f"statistics in {path} are not readable and are ignored ({error})"
     if stored.get("version", np.array(0)).tolist() != _VERSION:

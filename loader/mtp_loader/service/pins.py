@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from pathlib import Path
 
 from mtp_loader.errors import BadRequest
@@ -31,7 +32,7 @@ class Pins:
         self.experts: Experts = ()
         if settings.pins is not None:
             self.experts = read_pins(settings.pins, geometry)
-        elif self._path is not None and self._path.exists():
+        elif self._path is not None and os.path.exists(self._path):  # False too where it may not be looked at
             try:
                 self.experts = read_pins(self._path, geometry)
             except BadRequest as error:
