@@ -75,7 +75,7 @@ def test_the_true_gate_recalls_everything(
     family: str, tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe that is not its block's router (a bias left out, another score, another norm) would guess worse for ever
-    and nobody would know: guesses are allowed to miss. The layer before's residual must recall less, or this control cannot fail.
+    and nobody would know: guesses are allowed to miss. With the residual of the layer before it must recall less.
     """
     gates = gates_of(monkeypatch)
     served = serve(make_checkpoint(tmp_path / "m", family, quant="q4g64"), 0.25, settings=StreamSettings(hints_ahead=2))
