@@ -35,6 +35,7 @@ from mtp_daemon.front.signals import StopSignals
 from mtp_daemon.front.status import service_status, shown
 from mtp_daemon.front.warm import WarmStart
 from mtp_daemon.front.watchdog import Watchdog
+from mtp_protocol.housekeeping import Housekeeping
 from mtp_protocol.run_directory import children_address, client_address
 
 log = logging.getLogger("mtpd")
@@ -92,6 +93,7 @@ class Front:
         for source in (*self._port.sources, self._children.socket, signals.fd):
             self._poller.register(source, zmq.POLLIN)
         self._child_fds = ChildFds(self._poller)
+        self._house = Housekeeping(self._clock.now)
 
     def run(self) -> None:
         """Until a signal or a client stops it. Raises DaemonError when it cannot start."""
@@ -127,6 +129,7 @@ class Front:
             self._clients.keep_alive(now)
             self._sessions.expire(now)
             self._errands.expire(now)
+            self._house.look(now)
             self._watchdog.look(self._lineup, busy=self._sessions.busy, serving=self._phase == "serving")
             self._pool_size.look(now)
             self._metrics.look(now)

@@ -19,6 +19,7 @@ from mtp_loader.service.settings import LoaderSettings
 from mtp_loader.service.sockets import ExpertSocket, FrontSocket
 from mtp_loader.service.stats import facts, statistics
 from mtp_protocol.geometry import PoolLayout
+from mtp_protocol.housekeeping import Housekeeping
 from mtp_protocol.loader_messages import (
     Beat,
     Calibrate,
@@ -79,6 +80,7 @@ class LoaderLoop:
         for source in (front.socket, self._experts.socket, wake.fileno()):
             self._poller.register(source, zmq.POLLIN)
         self._calibration = Calibration(self._poller, self._calibrated)
+        self._house = Housekeeping(time.monotonic())
 
     def run(self) -> None:
         """Until told to stop and nothing is waited for any more, or the deadline has passed."""
@@ -224,6 +226,7 @@ class LoaderLoop:
         self._next_beat = max(self._next_beat + BEAT_S, now)
         self._beats += 1
         self._service.tick()
+        self._house.look(now)
         self._front.send(Beat(facts(self._service)))
         if self._beats % _FILE_CHECK_BEATS == 0:
             for file in self._reader.files:

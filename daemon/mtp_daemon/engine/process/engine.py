@@ -1,6 +1,7 @@
 """The engine's life on its MLX thread: start, one request after the other, leave."""
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mtp_daemon.engine.process.settings import read_settings
 from mtp_loader.errors import DamagedCheckpoint, LoaderError, UserError
 from mtp_protocol.engine_messages import Failed, Ready
 from mtp_protocol.errors import ProtocolError
+from mtp_protocol.housekeeping import Housekeeping
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +72,11 @@ def run_engine(
 
 
 def _serve(front: FrontLink, mailbox: Mailbox, activity: Activity, serving: Serving, generation: int) -> int:
+    house = Housekeeping(time.monotonic())
     while True:
         if mailbox.pool_replaced(generation):
             return NEW_REGION
+        house.look(time.monotonic())
         start = mailbox.next_start()
         if start is None:
             _idle(serving, mailbox)
