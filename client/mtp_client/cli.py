@@ -10,6 +10,7 @@ from mtp_client.answer import Answer
 from mtp_client.client import Client
 from mtp_client.errors import ClientError, NotRunning, RequestRefused, ServiceBug
 from mtp_client.output import JsonOutput, Output, TextOutput
+from mtp_protocol.arguments import Parser, whole
 from mtp_protocol.sampling import Sampling
 
 EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_SERVICE, EXIT_NOT_RUNNING = 0, 1, 2, 3, 4
@@ -33,7 +34,7 @@ examples:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mtp-client",
         description="Ask the mtpd service to continue or answer a prompt; the text streams to standard output.",
         epilog=_EPILOG,
@@ -41,7 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("prompt", help='the prompt; "-" reads it from standard input, and drops one newline at its end')
-    add("-n", "--max-tokens", type=int, metavar="N", help="at most N tokens (default: the service's)")
+    add(
+        "-n",
+        "--max-tokens",
+        type=whole(0, (1 << 63) - 1),
+        metavar="N",
+        help="at most N tokens (default: the service's)",
+    )
     add("--run-dir", metavar="D", help="the service's run directory (default: $MTPD_RUN_DIR, else the user's own)")
     add("--server", metavar="tcp://HOST:PORT", help="a service elsewhere; needs both keys (see mtpd keygen --help)")
     add("--server-key", metavar="FILE", help="with --server: its public key")
@@ -68,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     drafting.add_argument(
         "--speculation", metavar="NAME", help="way to draft: off, chain, adaptive, rescue, tree, adaptive+rescue"
     )
-    drafting.add_argument("--depth", type=int, metavar="D", help="tokens drafted a round; 0 drafts none")
+    drafting.add_argument("--depth", type=whole(0, 32), metavar="D", help="tokens drafted a round; 0 drafts none")
     return parser
 
 

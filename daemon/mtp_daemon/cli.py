@@ -13,6 +13,7 @@ from mtp_daemon.commands import COMMANDS
 from mtp_daemon.errors import AlreadyRunning, DaemonError, EnvironmentFailure, UserError
 from mtp_loader.errors import EnvironmentFailure as LoaderEnvironmentFailure
 from mtp_loader.errors import LoaderError
+from mtp_protocol.arguments import Parser
 
 _DESCRIPTION = """\
 mtpd runs Mixture-of-Experts language models that are larger than memory: experts stream from the disk into a pool,
@@ -39,7 +40,7 @@ exit codes:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mtpd", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from mtp_loader.errors import LoaderError
+from mtp_protocol.arguments import Parser
 
 # name → (module, line for the help). A module has `add_arguments(parser)` and `run(args) -> int`; it is imported only
 # when its subcommand is asked for, so that `--help` and the light commands start at once.
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "mtp-loader",
         description="Packs, inspects and checks models whose experts are streamed from disk.",
         epilog=EPILOG,

@@ -71,4 +71,3 @@ def test_the_front_s_cost_a_token_leaves_its_idling_out() -> None:
 def test_where_nobody_serves_says_how_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--run-dir", str(tmp_path / "nobody")]) == 2
     assert "mtpd serve MODEL" in capsys.readouterr().err
-    assert main(["serve", "--clients", "0"]) == 2

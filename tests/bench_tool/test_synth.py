@@ -22,7 +22,7 @@ TRACE = """# route_trace v1 model=m n_expert=8
 # layer=0 expert_bytes=10
 # layer=1 expert_bytes=10
 turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
-0,0,0,0,0,9,1.0,0,0
+0,0,0,0,0,7,1.0,0,0
 0,1,0,0,0,3,0.6,0,0
 0,1,0,0,1,1,0.4,0,0
 0,1,0,1,0,2,1.0,0,0

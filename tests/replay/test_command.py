@@ -48,7 +48,7 @@ def test_the_picture_is_svg_with_a_line_a_policy(recording: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     "options",
-    [["--policy", "nonsense"], ["--bandwidth", "0"], ["--picture", "p.gif"], ["--reserve", "-1"]],
+    [["--policy", "nonsense"], ["--picture", "p.gif"]],
 )
 def test_a_mistake_is_said_and_costs_exit_code_2(
     recording: Path, options: list[str], capsys: pytest.CaptureFixture[str]

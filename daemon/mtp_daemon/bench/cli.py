@@ -10,6 +10,7 @@ from contextlib import suppress
 from mtp_client.errors import ClientError
 from mtp_daemon.errors import DaemonError, EnvironmentFailure
 from mtp_loader.errors import LoaderError
+from mtp_protocol.arguments import Parser
 
 COMMANDS = {
     "all": "a set of everything in about ten minutes, on a model of its own making",
@@ -30,7 +31,7 @@ Everything compared is measured in turn in one run; figures are medians with min
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; its module in `bench/commands/` is imported only then."""
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mtp-bench",
         description="Honest numbers about streaming experts and speculation on this machine.",
         epilog=_EPILOG,

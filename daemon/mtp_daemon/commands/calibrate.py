@@ -11,6 +11,7 @@ from typing import Any
 from mtp_client.client import Client
 from mtp_daemon.commands.asking import add_run_dir, service
 from mtp_daemon.errors import UserError
+from mtp_protocol.arguments import real, whole
 from mtp_protocol.client_messages import Tokens
 
 DESCRIPTION = """\
@@ -28,17 +29,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="prompts to answer first, one a line")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="an answer's length for each prompt (64)")
+    parser.add_argument("--tokens", type=whole(1, 1 << 20), default=64, metavar="N", help="of each answer (64)")
     parser.add_argument(
-        "--share", type=float, nargs="+", default=[], metavar="X", help="shares of the pool to try (0.05 to 0.5)"
+        "--share", type=real(0.001, 1), nargs="+", default=[], metavar="X", help="shares of the pool (0.05 to 0.5)"
     )
     parser.add_argument("--json", action="store_true", help="the figures, as one JSON object")
     add_run_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.tokens < 1:
-        raise UserError("--tokens must be 1 or more")
     prompts = [] if args.prompts is None else _prompts(args.prompts)
     with service(args.run_dir, "mtpd calibrate") as client:
         began = time.monotonic()

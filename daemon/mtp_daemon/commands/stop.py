@@ -10,6 +10,7 @@ from mtp_client.connection import daemon_pid
 from mtp_client.errors import ClientError, RequestRefused
 from mtp_daemon.commands.asking import add_run_dir
 from mtp_daemon.errors import EnvironmentFailure, NotServing, UserError
+from mtp_protocol.arguments import real
 from mtp_protocol.run_directory import default_run_directory
 
 # For children that must be killed, and for what the service writes last.
@@ -19,7 +20,11 @@ _AFTER_S = 10.0
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
     parser.add_argument(
-        "--deadline", type=float, default=10.0, metavar="S", help="seconds a running answer may go on (default 10)"
+        "--deadline",
+        type=real(0, 3600),
+        default=10.0,
+        metavar="S",
+        help="seconds a running answer may go on (10)",
     )
 
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtp_loader.chart import draw
-from mtp_loader.errors import BadRequest
 from mtp_loader.policy.registry import CLAIRVOYANT, NAMES
 from mtp_loader.replay.disk import Machine
 from mtp_loader.replay.picture import Curves, hit_rates
 from mtp_loader.replay.read import read_trace
 from mtp_loader.replay.table import PREDICTORS, Plan, Row, as_json, as_text, rows
 from mtp_loader.replay.trace import Trace
+from mtp_protocol.arguments import real, whole
 
 _EVERY = (*NAMES, CLAIRVOYANT)
 _SHARES = (0.1, 0.2, 0.3)
@@ -35,18 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictor", action="append", choices=PREDICTORS, help="with which prefetching; again for more (none)"
     )
-    parser.add_argument("--reserve", type=int, metavar="SLOTS", help="free slots kept a bank (0; 16 with a predictor)")
-    parser.add_argument("--bandwidth", type=float, default=3.0, metavar="GB/S", help="the disk's (3)")
-    parser.add_argument("--compute-us-per-layer", type=float, default=300.0, metavar="US", help="of one forward (300)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (one a core)")
+    parser.add_argument(
+        "--reserve", type=whole(0, 1 << 20), metavar="SLOTS", help="free slots a bank (0; 16 to predict)"
+    )
+    parser.add_argument("--bandwidth", type=real(1e-6, 1e4), default=3.0, metavar="GB/S", help="the disk's (3)")
+    parser.add_argument(
+        "--compute-us-per-layer", type=real(0, 1e9), default=300.0, metavar="US", help="a forward (300)"
+    )
+    parser.add_argument("--jobs", type=whole(1, 256), default=os.cpu_count() or 1, metavar="N", help="(one a core)")
     parser.add_argument("--json", action="store_true", help="one JSON list, for scripts")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="hit rate over residency as .svg or .png")
 
 
 def run(args: argparse.Namespace) -> int:
     """See `mtp_loader.cli.Command`."""
-    if args.bandwidth <= 0.0 or args.compute_us_per_layer < 0.0:
-        raise BadRequest("the bandwidth must be above 0, the compute time 0 or more")
     plan = _plan(args, args.share or _SHARES)
     found: list[Row] = []
     for trace in map(read_trace, args.traces):
@@ -64,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, shares: Sequence[float]) -> Plan:
     predictors = args.predictor or ["none"]
     reserve = args.reserve if args.reserve is not None else (16 if any(p != "none" for p in predictors) else 0)
-    if reserve < 0:
-        raise BadRequest("a reserve is 0 slots or more")
     machine = Machine(args.bandwidth * 1e9, args.compute_us_per_layer * 1e-6)
     return Plan(args.policy or _EVERY, sorted(set(shares)), predictors, machine, reserve)
 

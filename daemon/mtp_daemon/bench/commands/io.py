@@ -28,6 +28,7 @@ from mtp_loader.chart import Axis, Chart
 from mtp_loader.pool.disk_choice import DiskChoice, file_system_of, remember
 from mtp_loader.store import open_source
 from mtp_loader.store.resolve import resolve_model
+from mtp_protocol.arguments import whole
 
 _CACHED_WINS = 1.2
 _MORE_THREADS_WIN = 1.05
@@ -50,18 +51,18 @@ class Rate:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="+", help="a model, or large files on the disk to measure")
-    parser.add_argument("--sizes-kib", type=int, nargs="+", default=[64, 512, 1728, 4096], help="(64 512 1728 4096)")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="(1 2 4 8 16)")
-    parser.add_argument("--mb", type=int, default=256, help="megabytes read for each figure (256)")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--sizes-kib", type=whole(1, 1 << 20), nargs="+", default=[64, 512, 1728, 4096], help="(64 512 1728 4096)"
+    )
+    parser.add_argument("--threads", type=whole(1, 64), nargs="+", default=[1, 2, 4, 8, 16], help="(1 2 4 8 16)")
+    parser.add_argument("--mb", type=whole(1, 1 << 20), default=256, help="megabytes read for each figure (256)")
+    parser.add_argument("--repeats", type=whole(1, 1000), default=3)
     parser.add_argument("--state-dir", help="where the choice is kept (the user's own place, as for mtpd serve)")
     parser.add_argument("--no-save", action="store_true", help="keep nothing")
     add_output(parser, "GB/s over threads")
 
 
 def run(args: argparse.Namespace) -> int:
-    if min(*args.sizes_kib, *args.threads, args.mb, args.repeats, 1) < 1 or max(args.threads) > 64:
-        raise UserError("--sizes-kib, --threads (at most 64), --mb and --repeats are 1 or more")
     files = [Path(name) for name in args.what]
     model = None
     if not all(path.is_file() for path in files):

@@ -22,8 +22,9 @@ from mtp_daemon.bench.load_summary import FrontCost, chart, summary, text
 from mtp_daemon.bench.report import Report, add_output, emit
 from mtp_daemon.bench.serving import Service, running, serving
 from mtp_daemon.bench.steps import Steps
-from mtp_daemon.errors import EnvironmentFailure, UserError
+from mtp_daemon.errors import EnvironmentFailure
 from mtp_loader.store.resolve import resolve_model
+from mtp_protocol.arguments import real, whole
 
 _MOST_CLIENTS = 128
 _MOST_REQUESTS = 10_000
@@ -36,13 +37,13 @@ _START_S = 0.2  # for all clients to be connected before the first request is du
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="demo", help="what a service of our own serves (demo)")
     parser.add_argument("--run-dir", type=Path, metavar="D", help="use the service that runs there instead")
-    parser.add_argument("--clients", type=int, default=4, help="(4)")
-    parser.add_argument("--rate", type=float, default=1.0, help="requests a second, of all clients together (1)")
-    parser.add_argument("--requests", type=int, default=20, help="(20)")
-    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[16, 64], help="lengths to draw from (16 64)")
-    parser.add_argument("--tokens", type=int, default=32, help="of each answer (32)")
-    parser.add_argument("--limit-s", type=float, default=120.0, help="longest the load may last (120)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed, the same arrivals (0)")
+    parser.add_argument("--clients", type=whole(1, _MOST_CLIENTS), default=4, help="(4)")
+    parser.add_argument("--rate", type=real(1e-3, 1e4), default=1.0, help="requests a second, of all clients (1)")
+    parser.add_argument("--requests", type=whole(1, _MOST_REQUESTS), default=20, help="(20)")
+    parser.add_argument("--prompt-tokens", type=whole(1, 1 << 20), nargs="+", default=[16, 64], help="lengths (16 64)")
+    parser.add_argument("--tokens", type=whole(1, 1 << 20), default=32, help="of each answer (32)")
+    parser.add_argument("--limit-s", type=real(1, _MOST_S), default=120.0, help="longest the load may last (120)")
+    parser.add_argument("--seed", type=whole(0, 1 << 62), default=0, help="the same seed, the same arrivals (0)")
     parser.add_argument("--pool", default="50%", help="of a service of our own (50%%)")
     parser.add_argument("--serve-flag", action="append", default=[], help="one more flag for mtpd serve; repeat it")
     add_output(parser, "how soon answers had their first token")
@@ -50,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where a request failed."""
-    _check(args)
     if args.run_dir is not None:
         place: AbstractContextManager[Service] = running(args.run_dir)
     else:
@@ -100,12 +100,3 @@ def _watch(clients: list[LoadClient], requests: int, until: float) -> None:
                 steps.begin(f"{number + 1} answered")
             shown = done
     steps.end()
-
-
-def _check(args: argparse.Namespace) -> None:
-    if not 1 <= args.clients <= _MOST_CLIENTS or not 1 <= args.requests <= _MOST_REQUESTS:
-        raise UserError(f"--clients lies in 1..{_MOST_CLIENTS}, --requests in 1..{_MOST_REQUESTS}")
-    if not 0 < args.rate <= 1e4 or not 0 < args.limit_s <= _MOST_S:
-        raise UserError(f"--rate is above 0, --limit-s above 0 and at most {_MOST_S:.0f}")
-    if min(args.prompt_tokens) < 1 or args.tokens < 1:
-        raise UserError("--prompt-tokens and --tokens are 1 or more")

@@ -24,6 +24,7 @@ from mtp_daemon.bench.spec_text import chart, text
 from mtp_daemon.bench.steps import Steps
 from mtp_daemon.errors import UserError
 from mtp_loader.store.resolve import resolve_model
+from mtp_protocol.arguments import real, whole
 from mtp_protocol.sampling import Sampling
 
 
@@ -31,15 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="demo", help="packed store or checkpoint with a head (demo)")
     parser.add_argument("--reference", help="the same model for mlx-lm (default: MODEL)")
     parser.add_argument("--pool", default="50%", help="as for mtpd serve (50%%)")
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="tokens drafted a round (1 2 3)")
+    parser.add_argument(
+        "--depths", type=whole(1, 32), nargs="+", default=[1, 2, 3], help="tokens drafted a round (1 2 3)"
+    )
     parser.add_argument("--speculation", default="chain", help="way to draft (chain)")
     parser.add_argument("--prompt", help="file with token ids as a JSON list (default: 1, 2, 3, …)", type=Path)
-    parser.add_argument("--tokens", type=int, default=128, help="decoded in each run (128)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each depth after the warm-up (3)")
-    parser.add_argument("--disk-gbps", type=float, metavar="X", help="slow the loader's reads to X GB/s")
+    parser.add_argument("--tokens", type=whole(2, 1 << 20), default=128, help="decoded in each run (128)")
+    parser.add_argument("--repeats", type=whole(1, 1000), default=3, help="runs of each depth after the warm-up (3)")
+    parser.add_argument("--disk-gbps", type=real(1e-6, 1e4), metavar="X", help="slow the loader's reads to X GB/s")
     parser.add_argument("--serve-flag", action="append", default=[], help="one more flag for mtpd serve; repeat it")
-    parser.add_argument("--pin-hot", type=int, default=0, metavar="N", help="pin the N experts that were used most …")
-    parser.add_argument("--calibrate", type=int, default=128, metavar="TOKENS", help="… by so many tokens (128)")
+    parser.add_argument(
+        "--pin-hot", type=whole(0, 1 << 16), default=0, metavar="N", help="pin the N experts used most …"
+    )
+    parser.add_argument(
+        "--calibrate", type=whole(1, 1 << 20), default=128, metavar="TOKENS", help="… by so many tokens"
+    )
     parser.add_argument("--margins", action="store_true", help="the gap between the best two tokens at each step")
     parser.add_argument("--dump-ids", action="store_true", help="with --json: every run's tokens, and mlx-lm's")
     parser.add_argument("--verify-bytes", action="store_true", help="then hash every slot at use, one answer a depth")
@@ -50,8 +57,6 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 where any token differs from mlx-lm's."""
     model = resolve_model(args.model)
     prompt = _prompt(args.prompt) if args.prompt else list(range(1, 33))
-    if args.tokens < 2 or args.repeats < 1 or min(args.depths) < 1:
-        raise UserError("--tokens is 2 or more, --repeats and each of --depths 1 or more")
     plan = Plan(prompt, args.tokens, args.speculation, [0, *args.depths], args.repeats)
     steps = Steps(len(plan.depths) * (plan.repeats + 1) + 1 + bool(args.pin_hot) + args.verify_bytes)
     steps.begin("mlx-lm, all resident")

@@ -31,6 +31,7 @@ from mtp_daemon.bench.stream_cells import Cell, Memory, Where, cell, gbps_for, s
 from mtp_daemon.errors import UserError
 from mtp_loader.store import open_source
 from mtp_loader.store.resolve import resolve_model
+from mtp_protocol.arguments import real, whole
 
 _BANDWIDTH_BYTES = 512 << 20
 _READERS = 8
@@ -40,13 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = FORMAT
     parser.add_argument("model", help="packed store or mlx-lm checkpoint; demo")
     parser.add_argument("--reference", help="the same model for mlx-lm (default: MODEL)")
-    parser.add_argument("--shares", type=int, nargs="+", default=[100, 50, 25, 10], help="pool in %% of all experts")
+    parser.add_argument(
+        "--shares", type=whole(1, 100), nargs="+", default=[100, 50, 25, 10], help="pool, %% of experts"
+    )
     parser.add_argument("--cache", nargs="*", default=["warm", "cold"], choices=("warm", "cold"), help="(both)")
-    parser.add_argument("--disk-gbps", type=float, nargs="+", default=[], metavar="X", help="also slowed to X GB/s")
-    parser.add_argument("--disk-ratio", type=float, nargs="+", default=[], metavar="R", help="also reads R x compute")
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=48, help="decoded in each run (48)")
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs a cell, after the warm-up (3)")
+    parser.add_argument(
+        "--disk-gbps", type=real(1e-6, 1e4), nargs="+", default=[], metavar="X", help="slowed to X GB/s"
+    )
+    parser.add_argument(
+        "--disk-ratio", type=real(1e-3, 1e3), nargs="+", default=[], metavar="R", help="reads R x compute"
+    )
+    parser.add_argument("--prompt-tokens", type=whole(1, 1 << 20), default=32)
+    parser.add_argument("--tokens", type=whole(2, 1 << 20), default=48, help="decoded in each run (48)")
+    parser.add_argument("--repeats", type=whole(1, 1000), default=3, help="pairs of runs a cell, after the warm-up (3)")
     parser.add_argument("--serve-flag", action="append", default=[], help="one more flag for mtpd serve; repeat it")
     parser.add_argument("--peers", type=Path, metavar="FILE", help="other programs' lines for the picture, see below")
     add_output(parser, "tokens a second over pool share; of slowed disks also stall over disk speed")
@@ -54,8 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where any token differs from mlx-lm's."""
-    if args.tokens < 2 or args.repeats < 1 or args.prompt_tokens < 1:
-        raise UserError("--tokens is 2 or more, --repeats and --prompt-tokens 1 or more")
     if args.disk_ratio and not args.cache:
         raise UserError("--disk-ratio needs a cell on the machine's own disk to know a token's bytes: --cache warm")
     if args.peers:

@@ -23,6 +23,19 @@ from mtp_daemon.bench.synth import Shape, write
 from mtp_daemon.bench.word_tokenizer import write_word_tokenizer
 from mtp_daemon.errors import UserError
 from mtp_daemon.sizes import parse_pool
+from mtp_protocol.arguments import whole
+
+# Each with the least and the most that make sense.
+_SIZES = (
+    ("layers", 1, 1000),
+    ("experts", 1, 4096),
+    ("top_k", 1, 256),
+    ("hidden", 1, 1 << 16),
+    ("inner", 1, 1 << 16),
+    ("tokens", 1, 1 << 16),
+    ("bits", 0, 8),
+    ("group", 1, 1 << 16),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,21 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="where to write it; must not exist")
     parser.add_argument("--family", default=default.family, choices=("qwen3_moe", "qwen3_next"))
     parser.add_argument("--size", help="bytes of experts, such as 4GiB: sets the number of layers")
-    for name in ("layers", "experts", "top_k", "hidden", "inner", "tokens", "bits", "group"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(default, name))
+    for name, low, high in _SIZES:
+        kind = whole(low, high)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(default, name), metavar="N")
     parser.add_argument(
         "--routing",
         default="random",
         metavar="FILE|demo|random",
         help="recorded routing to follow, the demo model's, or uniform random (random)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole(0, 1 << 62), default=0)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    names = ("family", "layers", "experts", "top_k", "hidden", "inner", "tokens", "bits", "group")
-    shape = Shape(**{name: getattr(args, name) for name in names})
+    shape = Shape(family=args.family, **{name: getattr(args, name) for name, _, _ in _SIZES})
     if args.size is not None:
         wanted = parse_pool(args.size).nbytes
         if wanted is None:
