@@ -13,7 +13,7 @@ import pytest
 from mtp_daemon.engine.errors import EngineStopping, EnvironmentFailed, ExpertUnreadable, LoaderTimeout
 from mtp_daemon.engine.link_limits import Limits
 from mtp_daemon.engine.stream import DECODE, StreamSettings
-from mtp_protocol.expert_messages import Filled, Need, Recall, Released, Resident
+from mtp_protocol.expert_messages import Filled, Limit, Need, Recall, Released, Resident
 from support.checkpoints import make_checkpoint
 from support.inline_loader import InlineLoader
 from support.reference import reference_logits, streamed_logits
@@ -277,6 +277,27 @@ def test_recalls_that_waited_for_a_graph_are_answered_before_the_next_demand(
     demand = link.ask(1, [4])
     assert link.collect(demand) == [4]
     assert time.monotonic() - began < 30
+
+
+def test_a_pool_that_shrinks_and_grows_before_the_next_wave_is_asked_for(
+    checkpoint: Path, serve: Callable[..., Any]
+) -> None:
+    """The wave was given up as too large; that the pool has grown since must not make a wave that waits of it again."""
+    served = serve(checkpoint, 0.8)
+    link, residency, loader = served.stream.link, served.stream.residency, served.loader
+    whole = residency.capacity(0)
+    loader.mute = True
+    demand = link.ask(0, [0, 1, 2, 3])
+    loader.order(Limit((2,)))
+    assert link.collect(demand) == [] and len(demand.missing) == 4
+    loader.order(Limit((whole,)))
+    until("the engine hears", lambda: (link.poll(), residency.capacity(0) == whole)[1])
+    loader.mute = False
+    again = link.ask(0, [0, 1])
+    arrived: list[int] = []
+    while more := link.collect(again):
+        arrived += more
+    assert sorted(arrived) == [0, 1]
 
 
 @pytest.mark.parametrize("needs_before", [1, 2, 4, 7])

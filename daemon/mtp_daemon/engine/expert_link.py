@@ -191,7 +191,8 @@ class ExpertLink:
                 self._residency.limit(slots)
                 if (demand := self._demand) is not None and demand.missing:
                     wanted = len(self._residency.held(demand.layer)) + len(demand.missing)
-                    demand.unfit = wanted > self._residency.capacity(demand.layer)
+                    # For good: whoever collects may have given it up already, and a pool that grew does not undo that.
+                    demand.unfit |= wanted > self._residency.capacity(demand.layer)
             case Hinting(wanted):
                 self.hinting = wanted
             case Welcome() | NotWelcome():
