@@ -38,7 +38,7 @@ class ServedModel(FrontProcess):
 
     def environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-        return {"PATH": "/usr/bin:/bin", "HOME": str(self.home), **kept}
+        return {"PATH": "/usr/bin:/bin", "HOME": str(self.home), **kept, **self.variables}
 
     def command(self) -> list[str]:
         flags = [x for name, value in self.settings.items() for x in (f"--{name.replace('_', '-')}", str(value))]
