@@ -7,9 +7,12 @@ from bench_tool.test_load import _asked
 from bench_tool.test_spec_summary import JUDGE, _run
 from bench_tool.test_stream_cells import IDS, _served
 from mtp_daemon.bench import load_summary, spec_summary, spec_text, stream_cells
+from mtp_daemon.bench.commands import io
+from mtp_daemon.bench.figures import Spread
 from mtp_daemon.bench.load_summary import FrontCost
 from mtp_daemon.bench.resident import Answer
 from mtp_daemon.bench.stream_cells import Memory, Where, cell
+from mtp_loader.pool.disk_choice import DiskChoice
 from mtp_loader.replay.disk import Machine
 from mtp_loader.replay.table import Plan, as_text, rows
 from mtp_loader.replay.trace import DECODE, PROMPT, Forward, LayerFacts, Trace, event_of
@@ -119,3 +122,20 @@ def test_replay_s_columns() -> None:
         "bound s",
     ]  # fmt: skip
     assert cells == ["50.0%", "lru", "none", "50.00%", "0.750", "0.0%", "0.00", "0.5", "3.00", "1.50", "3.00"]
+
+
+def test_io_s_rows_and_columns() -> None:
+    """A block a mode, a row a reader, a column a number of threads."""
+    speeds = {(0, 1): 1.0, (0, 4): 2.0, (64, 1): 3.0, (64, 4): 4.0}
+    rates = [
+        io.Rate(direct, kib, threads, Spread.of([gbps + direct / 2]))
+        for direct in (True, False)
+        for (kib, threads), gbps in speeds.items()
+    ]
+    text = io._text([1, 4], rates, DiskChoice(4, True, 2.5), None)
+    found = [re.split(r" {2,}", line.strip())[1:] for line in text.splitlines() if " (" in line and "-" in line]
+    ones = [
+        [f"{gbps:.2f} ({gbps:.2f}-{gbps:.2f})" for gbps in pair] for pair in ((1.5, 2.5), (3.5, 4.5), (1, 2), (3, 4))
+    ]
+    assert found == ones
+    assert "readers = 4, direct = on: 2.50 GB/s; not kept" in text
