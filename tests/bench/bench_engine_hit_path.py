@@ -173,6 +173,48 @@ def show(results: dict[str, list[float]]) -> None:
         print(f"  {name:34} {middle:8.2f} tok/s  ({spread})  {middle / base:6.3f} of mlx-lm")
 
 
+def everything_resident(packed: Path, reference: Any, experts: int, rounds: int, count: int) -> None:
+    """A layer's bookkeeping, then decoding with and without the host's read of each layer's ids."""
+    with scripted_front(Path(tempfile.mkdtemp(prefix="mtpd-")), packed, widen=True) as front:
+        engine = Engine(front, packed, experts)
+        engine.fill()
+        whole_us, mlx_us = bookkeeping_us(engine)
+        print(f"a MoE layer on the hit path without its gather: {whole_us:.1f} us, {mlx_us:.1f} of them MLX's calls")
+        print(f"  bookkeeping {whole_us - mlx_us:.1f} us (limit 20)")
+        whole = engine.stream.residency.whole
+
+        def host_reads() -> float:
+            engine.stream.residency.whole = lambda _: False  # type: ignore[method-assign]
+            try:
+                return engine.decode(count)
+            finally:
+                engine.stream.residency.whole = whole  # type: ignore[method-assign]
+
+        print(f"everything resident, {count} tokens a turn:")
+        ways = {
+            "mlx-lm generate_step": lambda: mlx_lm_decode(reference, count),
+            "streamed, no host read": lambda: engine.decode(count),
+            "streamed, one host read a layer": host_reads,
+        }
+        show(in_turn(rounds, **ways))
+        engine.close()
+
+
+def a_warm_pool(packed: Path, reference: Any, slots: int, rounds: int, count: int) -> None:
+    """Decoding through a pool of `slots` slots, beside mlx-lm."""
+    with scripted_front(Path(tempfile.mkdtemp(prefix="mtpd-")), packed, widen=True) as front:
+        engine = Engine(front, packed, slots)
+        ways = {
+            "mlx-lm generate_step": lambda: mlx_lm_decode(reference, count),
+            "streamed": lambda: engine.decode(count),
+        }
+        show(in_turn(rounds, **ways))
+        stats = engine.stream.stats
+        rate = stats.hits / max(1, stats.hits + stats.misses)
+        print(f"  hit rate {rate:.3f}, {stats.misses} misses, waited {stats.wait_s:.2f} s in all")
+        engine.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=32)
@@ -189,53 +231,11 @@ def main() -> None:
     if not packed.exists():
         pack(path, packed, PackSettings(scales="keep"), lambda line: None)
     reference, _ = load_model(path)
-    count = args.tokens
-    everything = sizes["num_experts"] * sizes["num_hidden_layers"]
-    sockets = Path(tempfile.mkdtemp(prefix="mtpd-"))
-    with scripted_front(sockets, packed, widen=True) as front:
-        engine = Engine(front, packed, everything)
-        engine.fill()
-        whole_us, mlx_us = bookkeeping_us(engine)
-        print(f"a MoE layer on the hit path without its gather: {whole_us:.1f} us, {mlx_us:.1f} of them MLX's calls")
-        print(f"  bookkeeping {whole_us - mlx_us:.1f} us (limit 20)")
-        whole = engine.stream.residency.whole
-
-        def host_reads() -> float:
-            engine.stream.residency.whole = lambda _: False  # type: ignore[method-assign]
-            try:
-                return engine.decode(count)
-            finally:
-                engine.stream.residency.whole = whole  # type: ignore[method-assign]
-
-        print(f"everything resident, {count} tokens a turn:")
-        show(
-            in_turn(
-                args.rounds,
-                **{
-                    "mlx-lm generate_step": lambda: mlx_lm_decode(reference, count),
-                    "streamed, no host read": lambda: engine.decode(count),
-                    "streamed, one host read a layer": host_reads,
-                },
-            )
-        )
-        engine.close()
+    experts = sizes["num_experts"] * sizes["num_hidden_layers"]
+    everything_resident(packed, reference, experts, args.rounds, args.tokens)
     for share in (0.5, 0.25):
-        with scripted_front(Path(tempfile.mkdtemp(prefix="mtpd-")), packed, widen=True) as front:
-            engine = Engine(front, packed, round(everything * share))
-            print(f"a pool of {share:.0%}, warm:")
-            show(
-                in_turn(
-                    args.rounds,
-                    **{
-                        "mlx-lm generate_step": lambda: mlx_lm_decode(reference, count),
-                        "streamed": lambda engine=engine: engine.decode(count),  # type: ignore[misc]
-                    },
-                )
-            )
-            stats = engine.stream.stats
-            rate = stats.hits / max(1, stats.hits + stats.misses)
-            print(f"  hit rate {rate:.3f}, {stats.misses} misses, waited {stats.wait_s:.2f} s in all")
-            engine.close()
+        print(f"a pool of {share:.0%}, warm:")
+        a_warm_pool(packed, reference, round(experts * share), args.rounds, args.tokens)
 
 
 if __name__ == "__main__":
