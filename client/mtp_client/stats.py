@@ -1,10 +1,11 @@
 """The `--stats` block: what a person wants to know of an answer's numbers. `--json` has all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtp_protocol.client_messages import Finished
 
+_DECODED_TOGETHER = 16  # tokens: a forward over more is a prompt's
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -17,6 +18,7 @@ def stats_block(finished: Finished) -> str:
     lines = [("tokens", tokens)]
     lines += [("speed", line) for line in _speed(stats)]
     lines += [("experts", line) for line in _experts(stats, usage.completion_tokens)]
+    lines += [("unions", line) for line in _unions(stats)]
     lines += [("drafts", line) for line in _drafts(stats)]
     lines += [("time", line) for line in _time(stats)]
     if peak := _number(stats, "memory_peak_bytes"):
@@ -56,6 +58,31 @@ def _experts(stats: Mapping[str, Any], tokens: int) -> list[str]:
     if ahead := _number(stats, "prefetched"):
         lines.append(f"{ahead:.0f} read ahead of need ({human_bytes(_number(stats, 'prefetched_bytes') or 0.0)})")
     return lines
+
+
+def _unions(stats: Mapping[str, Any]) -> list[str]:
+    """How many distinct experts a layer needed, by tokens in the forward; large chunks are for --json."""
+    lines = []
+    for tokens, counted in sorted(stats.get("unions", {}).items(), key=lambda item: int(item[0])):
+        sizes = sorted((int(size), times) for size, times in counted.items())
+        layers = sum(times for _, times in sizes)
+        if not layers or int(tokens) > _DECODED_TOGETHER:
+            continue
+        mean = sum(size * times for size, times in sizes) / layers
+        p50, p99 = (_rank(sizes, layers, percent) for percent in (50, 99))
+        forward = f"{tokens} token{'s' if tokens != '1' else ''} in a forward"
+        lines.append(f"{forward}: {mean:.1f} experts a layer (p50 {p50}, p99 {p99}, max {sizes[-1][0]})")
+    return lines
+
+
+def _rank(sizes: Sequence[tuple[int, int]], times: int, percent: int) -> int:
+    """The smallest size that `percent` of all `times` do not exceed; `sizes` rise, each with how often it was."""
+    left = -(-times * percent // 100)
+    for size, often in sizes:
+        left -= often
+        if left <= 0:
+            return size
+    return sizes[-1][0]
 
 
 def _time(stats: Mapping[str, Any]) -> list[str]:

@@ -86,5 +86,10 @@ def test_stats_block_adds_up() -> None:
     assert "a_counter" not in block and "77" not in block, "names of the program's own belong to --json"
     for part in ("90.0 % hit", "2.0 MB read, 200.0 kB a token", "6 of 8 accepted (75.0 %) in 4 rounds", "100 %, 50 %"):
         assert part in block
+    # 100 layers of one token: fifty needed 4, forty-nine 6, one 9; the 99th of them in order is a 6.
+    unions = {"1": {"4": 50, "6": 49, "9": 1}, "512": {"60": 2}}
+    block = stats_block(Finished(b"", "stop", Usage(7, 10), stats | {"unions": unions}))
+    assert "1 token in a forward: 5.0 experts a layer (p50 4, p99 6, max 9)" in block
+    assert "512 tokens" not in block
     empty = {"hits": 0, "misses": 0, "bytes_read": 0, "drafted": 0, "accepted": 0}
     assert "0 hits, 0 misses" in stats_block(Finished(b"", "cancelled", Usage(0, 0), empty))

@@ -24,9 +24,9 @@ from support.waiting import until
 
 Metrics = dict[str, float]
 
-_HELP = re.compile(r"# HELP ([a-z_]+) \S.*")
-_TYPE = re.compile(r"# TYPE ([a-z_]+) (counter|gauge)")
-_SAMPLE = re.compile(r'([a-z_]+)(\{[a-z]+="[a-z_]+"(?:,[a-z]+="[a-z_]+")*\})? (-?[0-9.e+-]+)')
+_HELP = re.compile(r"# HELP ([a-z0-9_]+) \S.*")
+_TYPE = re.compile(r"# TYPE ([a-z0-9_]+) (counter|gauge)")
+_SAMPLE = re.compile(r'([a-z0-9_]+)(\{[a-z]+="[a-z0-9_]+"(?:,[a-z]+="[a-z0-9_]+")*\})? (-?[0-9.e+-]+)')
 
 
 def fetch(at: str, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") -> tuple[int, dict[str, str], str]:
@@ -107,6 +107,8 @@ def test_numbers_are_the_answers_own(served: tuple[FrontProcess, str]) -> None:
         # A random head guesses nothing right.
         assert own > 0 or name == "accepted", f"no answer had any {name}: this proves nothing"
     assert metrics["mtpd_prompt_tokens_total"] == 3 * 37
+    needed = sum(value for name, value in metrics.items() if name.startswith("mtpd_forward_experts_total"))
+    assert needed == sum(s["hits"] + s["misses"] for s in stats), "each expert needed is in one layer's union"
     status = front.status()
     assert metrics["mtpd_pool_slots"] == sum(status["pool"]["slots"])
     assert metrics["mtpd_pool_bytes"] == status["pool"]["bytes"]
@@ -134,6 +136,32 @@ def test_every_sum_is_told() -> None:
         len({metrics[f"mtpd_{n}_total"] for n in ("drafted_tokens", "accepted_tokens", "expert_hits", "rounds")}) == 4
     )
     assert "mtpd_pool_slots" not in metrics and "mtpd_child_ready" not in metrics
+
+
+def test_misses_by_cause_recall_and_unions_counted_by_hand() -> None:
+    """Two answers: of forwards over one token, 3 + 1 layers that needed 4 experts each; a chunk of 40 is `more`."""
+    totals = Totals()
+    for unions in ({"1": {"4": 3}, "2": {"6": 1, "8": 3}}, {"1": {"4": 1}, "40": {"9": 2}, "17": {"5": 1}}):
+        totals.hear(e.Finished(b"r", "stop", Usage(7, 3), {"unions": unions}))
+    experts = {
+        "never_predicted": 5, "predicted_late": 3, "evicted_again": 2,
+        "prediction": {"recall": {"hint1": {"at_k": 0.75, "at_2k": 0.875, "wanted": 40}}},
+    }  # fmt: skip
+    status = {
+        "running_s": 1.0, "phase": "serving", "bad_messages": 0, "pool": None, "experts": experts,
+        "queue": {"waiting": 0, "running": None, "clients": 1}, "children": {},
+        "requests": {"accepted": 2, "finished": 2, "cancelled": 0, "refused": 0, "failed": 0},
+    }  # fmt: skip
+    metrics = parse(render(Snapshot(status, unions=totals.unions)))
+    causes = {"never_predicted": 5, "late": 3, "evicted_again": 2}
+    assert {c: metrics[f'mtpd_loader_misses_total{{cause="{c}"}}'] for c in causes} == causes
+    assert metrics['mtpd_prediction_recall_at_k{source="hint1"}'] == 0.75
+    assert metrics['mtpd_prediction_recall_at_2k{source="hint1"}'] == 0.875
+    counted = {"1": (4, 16), "2": (4, 30), "more": (3, 23)}
+    for tokens, (layers, needed) in counted.items():
+        assert metrics[f'mtpd_forward_layers_total{{tokens="{tokens}"}}'] == layers
+        assert metrics[f'mtpd_forward_experts_total{{tokens="{tokens}"}}'] == needed
+    assert sum(name.startswith("mtpd_forward_layers_total") for name in metrics) == len(counted)
 
 
 def test_unix_socket_is_private_and_goes(served: tuple[FrontProcess, str]) -> None:

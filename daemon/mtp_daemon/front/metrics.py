@@ -11,13 +11,17 @@ Sample = tuple[Mapping[str, str], float]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was true at one moment of the front's loop. `rss` is bytes by process; `totals` are sums over answers."""
+    """What was true at one moment of the front's loop. `rss` is bytes by process; `totals` are sums over answers.
+
+    `unions`: by tokens in a forward, the layers that ran and the distinct experts that they needed.
+    """
 
     status: Mapping[str, Any]
     tokens: int = 0
     prompt_tokens: int = 0
     totals: Mapping[str, float] = field(default_factory=dict)
     rss: Mapping[str, int] = field(default_factory=dict)
+    unions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 # Sums over ended answers: name of the metric, of the statistic, and its help.
@@ -40,6 +44,8 @@ _LOADER = (
     ("loader_prefetches_in_time_total", "prefetched_in_time", "Experts read ahead and found in the pool when needed."),
     ("loader_evictions_total", "evictions", "Experts given up for others."),
 )
+# Why a demand was a miss: label, and the loader's name for it.
+_CAUSES = (("never_predicted",) * 2, ("late", "predicted_late"), ("evicted_again",) * 2)
 _SLOT_STATES = ("resident", "filling", "recalled", "free")
 _OUTCOMES = ("finished", "cancelled", "refused", "failed")
 
@@ -65,6 +71,8 @@ def render(snapshot: Snapshot) -> str:
         _metric("bad_messages_total", "counter", "Clients' bad frames.", [({}, status["bad_messages"])]),
         *(_metric(n, "counter", text, [({}, snapshot.totals.get(key, 0.0))]) for n, key, text in _ANSWERS),
         *(_metric(n, "counter", text, [({}, loader[key])]) for n, key, text in _LOADER if key in loader),
+        *_prediction(loader),
+        *_unions(snapshot.unions),
         *_pool(status),
         _metric(
             "child_restarts_total", "counter", "Restarts of each child process.",
@@ -80,6 +88,22 @@ def render(snapshot: Snapshot) -> str:
         ),
     ]  # fmt: skip
     return "".join(parts)
+
+
+def _prediction(loader: Mapping[str, Any]) -> Iterable[str]:
+    causes: list[Sample] = [({"cause": cause}, loader[name]) for cause, name in _CAUSES if name in loader]
+    yield _metric("loader_misses_total", "counter", "Experts needed that were not in the pool, by cause.", causes)
+    recall = loader.get("prediction", {}).get("recall", {})
+    for at in ("k", "2k"):
+        shares: list[Sample] = [({"source": name}, told[f"at_{at}"]) for name, told in recall.items()]
+        yield _metric(f"prediction_recall_at_{at}", "gauge", f"Of needed experts, predicted in the best {at}.", shares)
+
+
+def _unions(unions: Mapping[str, tuple[int, int]]) -> Iterable[str]:
+    layers: list[Sample] = [({"tokens": tokens}, ran) for tokens, (ran, _) in unions.items()]
+    experts: list[Sample] = [({"tokens": tokens}, needed) for tokens, (_, needed) in unions.items()]
+    yield _metric("forward_layers_total", "counter", "Layers run, by tokens in the forward.", layers)
+    yield _metric("forward_experts_total", "counter", "Distinct experts that these layers needed.", experts)
 
 
 def _pool(status: Mapping[str, Any]) -> Iterable[str]:

@@ -29,7 +29,9 @@ class MetricsFeed:
             return
         self._next = now + _EVERY_S
         status, totals = self._status(), self._totals
-        self._port.snapshot = Snapshot(status, totals.tokens, totals.prompt_tokens, dict(totals.sums), _rss(status))
+        self._port.snapshot = Snapshot(
+            status, totals.tokens, totals.prompt_tokens, dict(totals.sums), _rss(status), dict(totals.unions)
+        )
 
     def close(self) -> None:
         if self._port is not None:
