@@ -1,5 +1,6 @@
 """Waiting for what another thread or process does: a condition and a deadline, never a bare sleep."""
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,3 +15,15 @@ def until(what: str, condition: Callable[[], Any], deadline_s: float = DEADLINE_
         assert time.monotonic() < deadline, f"{what}: not within {deadline_s:g} s"
         time.sleep(0.005)
     return value
+
+
+def when(condition: Callable[[], bool], action: Callable[[], None]) -> threading.Thread:
+    """In another thread: do `action` as soon as `condition` holds."""
+
+    def wait() -> None:
+        until("what the action waits for", condition)
+        action()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
