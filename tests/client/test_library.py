@@ -6,7 +6,9 @@ import pytest
 
 from mtp_client import Client, ConnectionLost, NotRunning
 from mtp_client import connection as connection_module
+from mtp_client.errors import RequestRefused
 from mtp_client.stats import stats_block
+from mtp_daemon.commands.status import describe
 from mtp_protocol.client_messages import Accepted, Finished, Tokens, Usage
 from support.fake_children import answer
 from support.front_process import FrontProcess
@@ -28,6 +30,18 @@ def test_generate(front: FrontProcess) -> None:
     events = list(Client(front.run_dir).generate("hello", max_tokens=4))
     assert isinstance(events[0], Accepted) and isinstance(events[-1], Finished)
     assert ids_of(iter(events)) == answer("hello", 4)
+
+
+def test_who_is_turned_away_is_counted_and_nowhere_else(front: FrontProcess) -> None:
+    """A refusal by the front never reached an engine: the ends of accepted requests still add up."""
+    client = Client(front.run_dir)
+    before = client.status()["requests"]
+    for _ in range(2):
+        with pytest.raises(RequestRefused):
+            list(client.generate("hello", max_tokens=10**9))
+    after = client.status()["requests"]
+    assert after == before | {"turned_away": before["turned_away"] + 2}
+    assert f"{after['turned_away']} turned away" in describe(client.status())
 
 
 def test_prompt_ids(front: FrontProcess) -> None:

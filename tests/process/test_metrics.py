@@ -126,9 +126,10 @@ def test_every_sum_is_told() -> None:
     status = {
         "running_s": 1.0, "phase": "serving", "bad_messages": 0, "pool": None, "experts": {"bytes_read": 2**60},
         "queue": {"waiting": 0, "running": None, "clients": 1}, "children": {},
-        "requests": {"accepted": 2, "finished": 2, "cancelled": 0, "refused": 0, "failed": 0},
+        "requests": {"accepted": 2, "finished": 2, "cancelled": 0, "refused": 0, "failed": 0, "turned_away": 1},
     }  # fmt: skip
     metrics = parse(render(Snapshot(status, totals.tokens, totals.prompt_tokens, totals.sums)))
+    assert metrics["mtpd_requests_turned_away_total"] == 1
     assert metrics["mtpd_tokens_total"] == 6 and metrics["mtpd_prompt_tokens_total"] == 14
     assert metrics["mtpd_accepted_tokens_total"] == 2 * stats["accepted"]
     assert metrics["mtpd_stall_seconds_total"] == 0.5 and metrics["mtpd_loader_bytes_read_total"] == 2**60
@@ -150,7 +151,7 @@ def test_misses_by_cause_recall_and_unions_counted_by_hand() -> None:
     status = {
         "running_s": 1.0, "phase": "serving", "bad_messages": 0, "pool": None, "experts": experts,
         "queue": {"waiting": 0, "running": None, "clients": 1}, "children": {},
-        "requests": {"accepted": 2, "finished": 2, "cancelled": 0, "refused": 0, "failed": 0},
+        "requests": {"accepted": 2, "finished": 2, "cancelled": 0, "refused": 0, "failed": 0, "turned_away": 1},
     }  # fmt: skip
     metrics = parse(render(Snapshot(status, unions=totals.unions)))
     causes = {"never_predicted": 5, "late": 3, "evicted_again": 2}

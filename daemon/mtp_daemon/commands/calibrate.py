@@ -49,11 +49,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _texts(count: int) -> str:
+    return "1 text" if count == 1 else f"{count} texts"
+
+
 def describe(result: Mapping[str, Any]) -> str:
     """The figures and what was done, for a person."""
     learned, held_out = result["learned"], result["held_out"]
     lines = [
-        f"policy {result['policy']}, {result['slots']} slots; learned on {learned['texts']} texts "
+        f"policy {result['policy']}, {result['slots']} slots; learned on {_texts(learned['texts'])} "
         f"({learned['forwards']} forwards), proved on {held_out['texts']} others ({held_out['forwards']})"
     ]
     if not result["pins"]:

@@ -8,6 +8,8 @@ from typing import Any
 from mtp_daemon.commands.asking import add_run_dir, service
 from mtp_daemon.sizes import binary_bytes
 
+_AHEAD = {"hint1": "one layer ahead", "hint2": "two layers ahead"}
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
@@ -76,8 +78,9 @@ def _ahead(facts: Mapping[str, Any]) -> str:
     text += (
         f"{counts['never_predicted']} never predicted, {counts['late']} late, {counts['evicted_again']} evicted again"
     )
-    recall = {name: f"{m['at_k']:.0%}" for name, m in told.get("recall", {}).items() if name.startswith("hint")}
-    return text + "".join(f"; recall {name} {share}" for name, share in recall.items())
+    recall = told.get("recall", {})
+    foreseen = [(words, recall[name]["at_k"]) for name, words in _AHEAD.items() if name in recall]
+    return text + "".join(f"; {share:.0%} of what a layer needed foreseen {words}" for words, share in foreseen)
 
 
 def _mtp(facts: Mapping[str, Any]) -> str:
@@ -91,8 +94,11 @@ def _queue(queue: Mapping[str, Any]) -> str:
 
 
 def _requests(counts: Mapping[str, int]) -> str:
-    """Strays are the engine's messages about requests that had ended here: only worth a word when there are any."""
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if name != "stray" or count)
+    """Strays are the engine's messages about requests that had ended here: only worth a word when there are any, as
+    are requests that were never accepted.
+    """
+    rare = ("stray", "turned_away")
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if name not in rare or count)
 
 
 def _child(child: Mapping[str, Any]) -> str:

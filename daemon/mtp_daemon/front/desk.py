@@ -63,9 +63,15 @@ class Desk:
         try:
             self._serve(client, message, now)
         except RequestError as error:
-            self._clients.refuse(client, message.ref, error)
+            self._refuse(client, message, error)
         except (LoaderError, DaemonError) as error:
-            self._clients.refuse(client, message.ref, RequestError(_kind(error), str(error)))
+            self._refuse(client, message, RequestError(_kind(error), str(error)))
+
+    def _refuse(self, client: bytes, message: c.FromClient, error: RequestError) -> None:
+        """A request that was never accepted is counted apart: of those accepted each has one of the other ends."""
+        if isinstance(message, c.Submit):
+            self._sessions.counts["turned_away"] += 1
+        self._clients.refuse(client, message.ref, error)
 
     def _serve(self, client: bytes, message: c.FromClient, now: float) -> None:
         match message:

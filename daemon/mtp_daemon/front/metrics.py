@@ -65,6 +65,10 @@ def render(snapshot: Snapshot) -> str:
             "requests_total", "counter", "Requests ended, by outcome.",
             [({"outcome": name}, requests[name]) for name in _OUTCOMES],
         ),
+        _metric(
+            "requests_turned_away_total", "counter", "Requests refused before they were accepted.",
+            [({}, requests["turned_away"])],
+        ),
         _metric("queue_length", "gauge", "Requests that wait.", [({}, queue["waiting"])]),
         _metric("running", "gauge", "1 while a request is answered.", [({}, float(queue["running"] is not None))]),
         _metric("clients", "gauge", "Clients connected.", [({}, queue["clients"])]),

@@ -34,7 +34,8 @@ class Sessions:
         self.queue: FairQueue[Request] = FairQueue()
         self.running: Request | None = None
         self.refusal: RequestError | None = None
-        self.counts = {"accepted": 0, "finished": 0, "cancelled": 0, "refused": 0, "failed": 0, "stray": 0}
+        ends = ("accepted", "finished", "cancelled", "refused", "failed", "turned_away", "stray")
+        self.counts = dict.fromkeys(ends, 0)
         # What the engine works on, until its terminal message for it: also a request that has ended here meanwhile.
         self.engine_has: bytes | None = None
         self._engine_ready = False

@@ -23,6 +23,6 @@ class WarmStart:
     def look(self, facts: Mapping[str, Any]) -> None:
         """With the loader's facts of now."""
         under_way = "statistics" in facts and float(facts.get("warm", 1.0)) < 1.0
-        if self._under_way and not under_way:
-            self._say(f"warm: {facts.get('resident', 0)} experts are in the pool")
+        if self._under_way and not under_way and (resident := facts.get("resident", 0)):
+            self._say(f"warm: {resident} experts are in the pool")
         self._under_way = under_way

@@ -85,7 +85,10 @@ def log_command(follow: bool, platform: str = sys.platform, where: Places | None
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write through a temporary file and rename: never half a file. Mode 0600. Raises EnvironmentFailure."""
+    """Write through a temporary file and rename: never half a file. Raises EnvironmentFailure.
+
+    Not protocol's `write_whole`, which leaves modes to the umask: here the file is 0600 from its first byte.
+    """
     try:
         _replace(path, text)
     except OSError as error:
