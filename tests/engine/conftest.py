@@ -15,7 +15,8 @@ from mtp_daemon.engine.model import Loaded, load_streamed
 from mtp_daemon.engine.slot_verifier import SlotVerifier
 from mtp_daemon.engine.stream import ExpertStream, StreamSettings
 from mtp_loader.store.open import open_source
-from support.inline_loader import InlineLoader, layout_for, new_region, share_of
+from support.inline_loader import InlineLoader
+from support.pool_shapes import layout_for, new_region, share_of
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 from mtp_daemon.engine.errors import RequestRefused
 from mtp_daemon.engine.pool_view import PoolView, cpu, metal
 from mtp_protocol.geometry import Bank, BankLayout, Geometry, Layer, Plane, PoolLayout, Quantisation
-from support.inline_loader import layout_for, new_region
+from support.pool_shapes import layout_for, new_region
 
 PLANES = (
     Plane("gate.weight", "uint32", "uint32", (64, 8)),
@@ -107,7 +107,7 @@ def test_adoption_takes_one_plane_of_memory_at_a_time() -> None:
     code = """
         import os, resource, sys
         from mtp_daemon.engine.pool_view import PoolView
-        from support.inline_loader import layout_for, new_region
+        from support.pool_shapes import layout_for, new_region
         from mtp_protocol.geometry import Bank, Geometry, Layer, Plane, Quantisation
         planes = tuple(Plane(f"{p}.{c}", "uint8", "uint8", (1 << 20,)) for p in ("gate", "up", "down")
                        for c in ("weight", "scales", "biases"))

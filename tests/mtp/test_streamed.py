@@ -21,7 +21,8 @@ from mtp_daemon.engine.trunk import Trunk
 from mtp_loader.store.open import open_source
 from support.checkpoints import Head, make_checkpoint
 from support.decoding import Scripted, decoder, prompt_of, reference, right_then_wrong, run
-from support.inline_loader import InlineLoader, layout_for, new_region, share_of
+from support.inline_loader import InlineLoader
+from support.pool_shapes import layout_for, new_region, share_of
 from support.waiting import until
 
 HEAD_LAYER = 4

@@ -20,7 +20,8 @@ from mtp_protocol import engine_messages as e
 from mtp_protocol.geometry import PoolLayout
 from mtp_protocol.lifeline import send_region
 from mtp_protocol.sampling import Sampling
-from support.inline_loader import InlineLoader, layout_for, new_region, share_of
+from support.inline_loader import InlineLoader
+from support.pool_shapes import layout_for, new_region, share_of
 
 M = TypeVar("M")
 PATIENCE_S = 60.0

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zmq
 
 from mtp_loader.store.source import ExpertSource
@@ -34,38 +33,13 @@ from mtp_protocol.expert_messages import (
     ToEngine,
     Used,
     Welcome,
-    pack_epochs,
     to_engine,
     to_loader,
 )
-from mtp_protocol.geometry import BankLayout, Geometry, Plane, PoolLayout
-from mtp_protocol.lifeline import create_region
+from mtp_protocol.geometry import PoolLayout
+from support.pool_shapes import widened
 
 Key = tuple[int, int]
-PAGE = 16384
-
-
-def layout_for(geometry: Geometry, slots: "dict[int, int] | None" = None, generation: int = 1) -> PoolLayout:
-    """A pool with that many slots in each bank; by default as many as hold every expert."""
-    offset, banks = 0, []
-    for bank in geometry.banks:
-        everything = sum(y.experts for y in geometry.layers if y.bank == bank.bank)
-        count = everything if slots is None else slots[bank.bank]
-        offsets = []
-        for plane in bank.planes:
-            offsets.append(offset)
-            offset += -(-count * plane.row_bytes // PAGE) * PAGE
-        banks.append(BankLayout(bank.bank, count, tuple(offsets)))
-    return PoolLayout(generation, offset, tuple(banks))
-
-
-def share_of(geometry: Geometry, share: float) -> dict[int, int]:
-    """Slots of each bank for a share of its experts, none below its minimum; 0 is the minimum."""
-    sizes = {}
-    for bank in geometry.banks:
-        everything = sum(y.experts for y in geometry.layers if y.bank == bank.bank)
-        sizes[bank.bank] = max(geometry.minimum_slots(bank.bank), round(everything * share))
-    return sizes
 
 
 @dataclass
@@ -108,21 +82,32 @@ class InlineLoader:
         self._files = [os.open(f, os.O_RDONLY) for f in source.files]
         self._bank_of = {y.layer: y.bank for y in source.geometry.layers}
         self._banks = [_Bank(deque(range(b.slots))) for b in layout.banks]
-        for (layer, expert), slot in (resident or {}).items():
-            bank = self._banks[self._bank_of[layer]]
-            bank.free.remove(slot)
-            bank.resident[layer, expert] = slot
+        self._adopt(resident or {})
         self.limits = [b.slots for b in layout.banks]
         self._waiting: list[tuple[Need, list[int]]] = []
         self._engine: bytes | None = None
         self._epochs = b""
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.linger = 0
-        self._socket.bind(self.address)
+        self._begin(context)
+
+    def _begin(self, context: "zmq.Context[Any]") -> None:
+        self._socket = self._bound(context)
         self._orders: deque[Any] = deque()
         self._stop_read, self._stop_write = os.pipe()
-        self._thread = threading.Thread(target=self._run, name=f"inline-loader-{epoch}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"inline-loader-{self.epoch}", daemon=True)
         self._thread.start()
+
+    def _adopt(self, resident: dict[Key, int]) -> None:
+        """What an earlier loader left in these slots."""
+        for (layer, expert), slot in resident.items():
+            bank = self._banks[self._bank_of[layer]]
+            bank.free.remove(slot)
+            bank.resident[layer, expert] = slot
+
+    def _bound(self, context: "zmq.Context[Any]") -> "zmq.Socket[bytes]":
+        socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.bind(self.address)
+        return socket
 
     # -- for tests -------------------------------------------------------------------------------------------------
 
@@ -219,20 +204,7 @@ class InlineLoader:
                 told = [Resident(y, e, s) for (y, e), s in self.resident().items()]
                 self._send(Welcome(tuple(told), self.layout.generation))
             case Need():
-                self.needs.append(message)
-                self._waiting.clear()  # a Need takes the place of the one before
-                limit = self.limits[self._bank_of[message.layer]]
-                if len(message.experts) + sum(s < limit for s in message.held_slots) > limit:
-                    reason = f"a wave of {len(message.experts)} does not fit {limit} slots"
-                    self._send(FillFailed(message.ticket, message.layer, message.experts[0], reason))
-                    return
-                bank = self._banks[self._bank_of[message.layer]]
-                back = [e for e in message.experts if (message.layer, e) in bank.resident]
-                if back:  # the engine never heard that these were filled
-                    told = [Resident(message.layer, e, bank.resident[message.layer, e]) for e in back]
-                    self._send(Filled(message.ticket, tuple(told), len(message.experts) - len(back)))
-                if len(back) < len(message.experts):
-                    self._waiting.append((message, [e for e in message.experts if e not in back]))
+                self._take_need(message)
             case Released(bank_number, slots):
                 self.released.append(message)
                 bank = self._banks[bank_number]
@@ -249,6 +221,22 @@ class InlineLoader:
             case Bye():
                 self._engine = None
         self._serve()
+
+    def _take_need(self, need: Need) -> None:
+        self.needs.append(need)
+        self._waiting.clear()  # a Need takes the place of the one before
+        limit = self.limits[self._bank_of[need.layer]]
+        if len(need.experts) + sum(s < limit for s in need.held_slots) > limit:
+            reason = f"a wave of {len(need.experts)} does not fit {limit} slots"
+            self._send(FillFailed(need.ticket, need.layer, need.experts[0], reason))
+            return
+        bank = self._banks[self._bank_of[need.layer]]
+        back = [e for e in need.experts if (need.layer, e) in bank.resident]
+        if back:  # the engine never heard that these were filled
+            told = [Resident(need.layer, e, bank.resident[need.layer, e]) for e in back]
+            self._send(Filled(need.ticket, tuple(told), len(need.experts) - len(back)))
+        if len(back) < len(need.experts):
+            self._waiting.append((need, [e for e in need.experts if e not in back]))
 
     def _serve(self) -> None:
         """Fill what can be filled; ask slots back for the rest."""
@@ -317,19 +305,3 @@ class InlineLoader:
     def _send(self, message: ToEngine) -> None:
         if self._engine is not None and not (self.mute and isinstance(message, Filled)):
             self._socket.send_multipart([self._engine, self._epochs, to_engine.encode(message)])
-
-
-def widened(row: bytes, plane: Plane) -> bytes:
-    """A row as it lies in the pool."""
-    if plane.dtype == plane.source_dtype:
-        return row
-    if plane.source_dtype == "float16":
-        return np.frombuffer(row, np.float16).astype(np.float32).tobytes()
-    return (np.frombuffer(row, np.uint16).astype(np.uint32) << 16).view(np.float32).tobytes()
-
-
-def new_region(layout: PoolLayout) -> int:
-    return create_region(max(layout.nbytes, PAGE))
-
-
-__all__ = ["InlineLoader", "layout_for", "new_region", "pack_epochs", "share_of", "widened"]

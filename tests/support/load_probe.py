@@ -15,7 +15,8 @@ from mtp_daemon.engine.loader_life import LoaderLife
 from mtp_daemon.engine.model import load_streamed
 from mtp_daemon.engine.stream import ExpertStream
 from mtp_loader.store.open import open_source
-from support.inline_loader import InlineLoader, layout_for, new_region, share_of
+from support.inline_loader import InlineLoader
+from support.pool_shapes import layout_for, new_region, share_of
 from support.reference import streamed_logits
 
 

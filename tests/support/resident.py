@@ -16,7 +16,7 @@ from mtp_daemon.engine.stream import ResidentStream
 from mtp_daemon.engine.trunk import Trunk
 from mtp_loader.store.head import HeadFound, find_head
 from mtp_loader.store.open import open_source
-from support.inline_loader import widened
+from support.pool_shapes import widened
 
 _DTYPES = {
     "uint32": mx.uint32,
