@@ -234,3 +234,20 @@ def test_a_pool_with_room_for_everything_is_filled_without_statistics(slots: int
     there = sum(loader.resident(key_of(y, e)) for y in range(LAYERS) for e in range(EXPERTS))
     assert there == (slots if slots == LAYERS * EXPERTS else 0)
     assert loader.foresight.warm_fill.share == 1.0
+
+
+@pytest.mark.parametrize("reading_ahead", [True, False])
+def test_where_nothing_is_read_ahead_learning_waits_for_the_end_of_the_forward(
+    reading_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a Need and its reads it would delay what the engine waits for, to no purpose."""
+    loader = Loader(12)
+    loader.foresight.trial.on = reading_ahead
+    learned: list[Event] = []
+    monkeypatch.setattr(loader.foresight.predictor, "on_event", learned.append)
+    loader.layer(0, (0, 1))
+    loader.read_all()
+    assert bool(learned) == reading_ahead
+    routing = tuple((layer, ((0, 1),), ((0.5, 0.5),)) for layer in range(LAYERS))
+    loader.foresight.on_used(Used(0, 1, (1,), routing, 0, 2), ())
+    assert [event.layer for event in learned] == [0]

@@ -115,7 +115,8 @@ class Foresight:
         """Begins what there is room and time for. Demands are served first: the table and the readers see to that."""
         table = self._table()
         self._waits.note(bool(table.open_tickets), self._clock())
-        self._learn()
+        if self.active:  # else nothing is asked of the predictor before the forward's end, and a reader's news waits
+            self._learn()
         if not self._asked and not self._hinted:
             self._ask()
         if not table.open_tickets or self.contention.share < _EXCLUSIVE:
