@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_daemon.engine.stream_stats import StreamStats
+from mtp_daemon.engine.stream_stats import COUNTED_BY_LAYER, StreamStats
 from mtp_protocol.expert_messages import Used
 
 Ran = tuple[int, int, tuple[int, ...]]
@@ -42,13 +42,16 @@ class Forward:
     hits: int = 0
     misses: int = 0
 
-    def count(self, stats: StreamStats, distinct: int, missed: int) -> None:
-        """`distinct` experts of a layer, `missed` of which were not resident."""
+    def count(self, stats: StreamStats, layer: int, distinct: int, missed: int) -> None:
+        """`distinct` experts of `layer`, `missed` of which were not resident."""
         self.hits += distinct - missed
         self.misses += missed
         stats.hits += distinct - missed
         stats.misses += missed
-        stats.unions[len(self.tokens)][distinct] += 1
+        tokens = len(self.tokens)
+        stats.unions[tokens][distinct] += 1
+        if tokens <= COUNTED_BY_LAYER:
+            stats.layer_unions[layer, tokens][distinct] += 1
 
     def untold(self) -> list[Ran]:
         """The layers that no Need has told of, from now on told. Their ids have been computed: a later layer's are."""
@@ -72,7 +75,7 @@ class Forward:
         for y in self.layers:
             if not y.counted:
                 y.counted = True
-                self.count(stats, distinct(_host(y.ids)), 0)
+                self.count(stats, y.layer, distinct(_host(y.ids)), 0)
 
     def used(self, stats: StreamStats) -> Used:
         """The report. Reads arrays that are not evaluated yet, if any."""

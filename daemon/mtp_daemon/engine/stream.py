@@ -225,7 +225,7 @@ class ExpertStream:
         now = self.now
         now.layers.append(LayerRouting(layer, ids, weights, missed is not None))
         if missed is not None:
-            now.count(self.stats, distinct(ids), missed)
+            now.count(self.stats, layer, distinct(ids), missed)
             self.stats.bytes_read += missed * self._source_bytes[layer]
             self._tails.clear()  # parts of this layer: the rows come from them
         self._tail = rows

@@ -3,13 +3,16 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+COUNTED_BY_LAYER = 16  # tokens of a forward: a prompt's chunks have any length, and each would be counted for ever
+
 
 @dataclass
 class StreamStats:
     """`hits` and `misses` count distinct experts per (forward, layer): hits were resident when the router's ids were
     read. `wait_s` is the time spent blocked for misses; what was running meanwhile is not subtracted. `unions[n]`
     counts how many distinct experts one layer of a forward over n tokens needed. `bytes_read` is what the misses take
-    on disk; `prefetched` experts of `prefetched_bytes` arrived that nobody had asked for.
+    on disk; `layer_unions[layer, n]` is the same of one layer, for few tokens.
+    `prefetched` experts of `prefetched_bytes` arrived that nobody had asked for.
     """
 
     forwards: int = 0
@@ -30,3 +33,4 @@ class StreamStats:
     slots_verified: int = 0
     host_reads: int = 0
     unions: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    layer_unions: defaultdict[tuple[int, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))

@@ -30,6 +30,7 @@ class Clock:
         self._wait_s = self._decode_wait_s = self.stream.stats.wait_s
         self._decode_bytes = self._arrived_bytes()
         self._unions = {tokens: Counter(sizes) for tokens, sizes in self.stream.stats.unions.items()}
+        self._layer_unions = {at: Counter(sizes) for at, sizes in self.stream.stats.layer_unions.items()}
         mx.reset_peak_memory()
         self._memory = mx.get_active_memory()
 
@@ -52,7 +53,8 @@ class Clock:
         its end, or are a stop string. `tok_per_s` counts from the end of prefill. `delivered`: tokens of the answer
         that an engine before this one had sent. `decode_bytes_read`: all that came during decode, asked for or not.
         `first_at_s`: when the first tokens were sent, on the machine's monotonic clock, which other processes read too.
-        `unions`: tokens of a forward → distinct experts of a layer → how often. Memory is what MLX holds, the
+        `unions`: tokens of a forward → distinct experts of a layer → how often; `unions_by_layer`: the
+        same under each layer, for forwards over few tokens. Memory is what MLX holds, the
         pool with it on the CPU backend.
         """
         now = time.perf_counter()
@@ -74,6 +76,7 @@ class Clock:
             "tok_per_s": committed / decode_s if decode_s > 0 else 0.0,
             "dropped": max(0, committed + delivered - answer_tokens),
             "unions": self._unions_since(),
+            "unions_by_layer": self._layer_unions_since(),
             "memory_start_bytes": self._memory,
             "memory_peak_bytes": mx.get_peak_memory(),
         }
@@ -91,4 +94,11 @@ class Clock:
         for tokens, sizes in sorted(self.stream.stats.unions.items()):
             if new := sizes - self._unions.get(tokens, Counter()):
                 since[str(tokens)] = {str(size): new[size] for size in sorted(new)}
+        return since
+
+    def _layer_unions_since(self) -> dict[str, dict[str, dict[str, int]]]:
+        since: dict[str, dict[str, dict[str, int]]] = {}
+        for (layer, tokens), sizes in sorted(self.stream.stats.layer_unions.items()):
+            if new := sizes - self._layer_unions.get((layer, tokens), Counter()):
+                since.setdefault(str(layer), {})[str(tokens)] = {str(size): new[size] for size in sorted(new)}
         return since
