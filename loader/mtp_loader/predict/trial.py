@@ -11,8 +11,8 @@ _FIRST = 24  # forwards before the first trial: the predictor has learned its fi
 _TRIAL = 16  # forwards the other way
 _SETTLING = 3  # of them not counted: what was read ahead before still counts in these
 _KEPT = 48  # forwards of each way that are compared; older ones had another pool and another text
-# Forwards between trials, doubling while the verdict stays: under 2 % of them in the end.
-_SHORTEST, _LONGEST = 64, 1024
+# Forwards between trials, doubling while the verdict stays: under 0.5 % of them in the end.
+_SHORTEST, _LONGEST = 64, 4096
 _BETWEEN_S = 30.0  # a longer time between two reports lies between two requests
 _GAIN = 0.99  # of the time without, at most: a tie goes to the way that reads and computes less
 
@@ -46,7 +46,7 @@ class Trial:
             return
         best = median(self._times[True]) < _GAIN * median(self._times[False])
         self.verdicts += 1
-        self._rest = min(2 * self._rest, _LONGEST) if best == self._best and self.verdicts > 1 else _SHORTEST
+        self._rest = min(2 * self._rest, _LONGEST) if best == self._best else _SHORTEST
         self._best = best
         self._go(best, self._rest)
 
