@@ -60,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--stats", action="store_true", help="speed, hits and drafts, on standard error, after the answer (all: --json)"
     )
+    _add_sampling(parser)
+    _add_drafting(parser)
+    return parser
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling (greedy unless --temperature is above 0)")
     add = sampling.add_argument
     add("--temperature", type=float, metavar="T")
@@ -71,12 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--frequency-penalty", type=float, metavar="X")
     add("--seed", type=int, metavar="S", help="the same seed gives the same text")
     add("--logprobs", type=int, metavar="N", help="with --json: log probabilities of each token and its N best rivals")
+
+
+def _add_drafting(parser: argparse.ArgumentParser) -> None:
     drafting = parser.add_argument_group("speculation (never changes the text of a greedy or seeded answer)")
     drafting.add_argument(
         "--speculation", metavar="NAME", help="way to draft: off, chain, adaptive, rescue, tree, adaptive+rescue"
     )
     drafting.add_argument("--depth", type=whole(0, 32), metavar="D", help="tokens drafted a round; 0 drafts none")
-    return parser
 
 
 _SAMPLING_FIELDS = (

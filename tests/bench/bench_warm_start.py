@@ -28,6 +28,7 @@ from engine.test_with_loader_process import Engine, engine_of
 from mtp_daemon.bench.figures import table
 from mtp_daemon.engine.stream import DECODE
 from mtp_daemon.engine.text.prompt import load_vocabulary
+from mtp_loader.store import open_source
 from mtp_loader.store.resolve import resolve_model
 from mtp_protocol.loader_messages import Stop
 from support.loader_process import scripted_front
@@ -116,8 +117,7 @@ def ready(curve: Sequence[float], steady: float) -> int:
 
 def measure(model: Path, share: int, texts: Sequence[Sequence[int]], learn: int, tokens: int) -> Curves:
     """The first `learn` texts make the statistics, the others are measured."""
-    geometry = _geometry(model)
-    slots = round(geometry * share / 100)
+    slots = round(_experts_of(model) * share / 100)
     empty, warm = [], []
     with tempfile.TemporaryDirectory() as state:
         with started(model, slots, Path(state)) as engine:
@@ -140,10 +140,8 @@ def measure(model: Path, share: int, texts: Sequence[Sequence[int]], learn: int,
     return Curves(share, steady, *curves, *(ready(curve, steady) for curve in curves))
 
 
-def _geometry(model: Path) -> int:
-    """Experts of the model, the head's included."""
-    from mtp_loader.store import open_source
-
+def _experts_of(model: Path) -> int:
+    """How many there are in all layers, the head's included."""
     return sum(y.experts for y in open_source(model, widen=True).geometry.layers)
 
 
@@ -161,7 +159,7 @@ def show(found: Curves) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--share", type=int, action="append", help="pool in % of all experts; repeat it (25 and 40)")
+    parser.add_argument("--share", type=int, action="append", help="pool in %% of all experts; repeat it (25 and 40)")
     parser.add_argument("--learn", type=int, default=4, help="texts that make the statistics (4)")
     parser.add_argument("--texts", type=int, default=6, help="texts that are measured (6)")
     parser.add_argument("--tokens", type=int, default=64, help="of each text (64)")

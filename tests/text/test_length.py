@@ -1,7 +1,6 @@
 """A prompt that cannot fit is refused before it is tokenised whole; one that fits never is."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +56,8 @@ def test_megabytes_are_refused_after_a_look_at_kilobytes(text: str) -> None:
     prompt = text * ((4 << 20) // len(text.encode()))
     for longest in (DEMO.longest, None):
         vocabulary = Vocabulary(counting, DEMO.eos, DEMO.size, longest)
-        began = time.monotonic()
         assert vocabulary.at_least(prompt, 2047, raw=True, system=None) > 2047
         assert counting.characters <= 1 << 16, "almost all of it was tokenised"
-        assert time.monotonic() - began < 2.0
 
 
 def test_what_a_template_drops_is_not_counted(tmp_path: Path) -> None:

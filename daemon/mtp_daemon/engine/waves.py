@@ -73,12 +73,7 @@ def gather_in_waves(
     distinct = np.unique(ids)
     hits, todo = _split(stream, layer, distinct)
     missed, events = len(todo), stream.events(layer, distinct.tolist())
-    room = len(hits) + _wave_size(len(distinct), missed, residency.capacity(layer)) <= residency.capacity(layer)
-    if not room or len(hits) >= missed:  # the longer half begins first
-        rows.compute(hits)
-        hits = hits[:0]
-    if not room:  # the hits are given up as the loader asks
-        stream.finish()
+    hits = _begin(stream, layer, rows, hits, missed)
     while todo:
         size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
         wave, todo = todo[:size], todo[size:]
@@ -100,6 +95,18 @@ def gather_in_waves(
             next_size = _wave_size(len(distinct), len(todo), residency.capacity(layer))
             _make_room(stream, layer, rows.parts[:older], mark, next_size)
     return rows.result(), missed
+
+
+def _begin(stream: ExpertStream, layer: int, rows: _Rows, hits: NDArray[Any], missed: int) -> NDArray[Any]:
+    """Compute the hits now where that is better than after the first Need; those that are left for then."""
+    capacity = stream.residency.capacity(layer)
+    room = len(hits) + _wave_size(len(hits) + missed, missed, capacity) <= capacity
+    if not room or len(hits) >= missed:  # the longer half begins first
+        rows.compute(hits)
+        hits = hits[:0]
+    if not room:  # the hits are given up as the loader asks
+        stream.finish()
+    return hits
 
 
 def _split(stream: ExpertStream, layer: int, distinct: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:

@@ -44,7 +44,7 @@ Phase = Literal["starting", "serving", "draining", "stopping"]
 
 # The longest wait: deaths and messages wake the poller; beats, kept requests and live clients can wait this long.
 _LOOK_S = 0.2
-# Taken a turn: one side that floods must not starve the other. Checking one message of a client can take seconds.
+# Taken a turn: one side that floods must not starve the other. One message of a client may be 16 MiB.
 _CHILD_MESSAGES, _CLIENTS_S = 256, 0.02
 # For the last messages to reach clients that read, and for the children to leave by themselves.
 _GOODBYE_S, _CHILDREN_STOP_S = 1.0, 3.0
@@ -65,9 +65,8 @@ class Front:
         self._settings, self._model, self._lock, self._signals, self._say = settings, model, lock, signals, say
         self._phase: Phase = "starting"
         self._clock = RunningClock()
-        self._until = 0.0
+        self._until = self._look_at = 0.0
         self._stops_seen = 0
-        self._look_at = 0.0
         self._retry_s: float | None = None
         self._broken: str | None = None
         logs = logs_in(Path(settings.log_dir) if settings.log_dir else lock.run_directory / "logs")

@@ -50,14 +50,7 @@ def bring_up(
         context, mailbox.life, epoch, pool.geometry, pool.layout, region_fd, _stream_settings(settings), verifier
     )
     stats = stream.stats
-    # What moves within one step: a layer's read, and, while dense weights are checked and loaded, their bytes.
-    checked: list[int] = []
-    activity.counters = lambda: stats.host_reads + stats.demands + len(checked) + mx.get_active_memory()
-    activity.busy = True
-    check_whole_files(model, checked.append)
-    loaded = load_streamed(model, stream)
-    vocabulary = load_vocabulary(model, loaded.config)
-    head = _head(loaded, stream, model, settings)
+    loaded, vocabulary, head = _load(model, stream, settings, activity)
     activity.busy = False  # the loader may take its time, and is the front's to watch
     stream.join()
     activity.counters = lambda: stats.host_reads + stats.demands  # from here on a count, which never falls
@@ -72,6 +65,21 @@ def bring_up(
     caches = loaded.facts["kv_bytes_per_token"] * most + loaded.facts["state_bytes"]
     wire(pool.layout.nbytes + loaded.facts["dense_bytes"] + caches)
     return Serving(settings, target, stream, vocabulary, most, controller, facts), pool.layout.generation
+
+
+def _load(
+    model: Path, stream: ExpertStream, settings: EngineSettings, activity: Activity
+) -> tuple[Loaded, Vocabulary, LoadedHead]:
+    """All but the experts, checked first; leaves `activity` busy. Raises as `bring_up` does."""
+    stats = stream.stats
+    # What moves within one step: a layer's read, and, while dense weights are checked and loaded, their bytes.
+    checked: list[int] = []
+    activity.counters = lambda: stats.host_reads + stats.demands + len(checked) + mx.get_active_memory()
+    activity.busy = True
+    check_whole_files(model, checked.append)
+    loaded = load_streamed(model, stream)
+    vocabulary = load_vocabulary(model, loaded.config)
+    return loaded, vocabulary, _head(loaded, stream, model, settings)
 
 
 def _facts(loaded: Loaded, head: LoadedHead, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 
 from mtp_daemon.engine.device import release
-from mtp_daemon.engine.errors import EngineBug, EngineError, EngineStopping
+from mtp_daemon.engine.errors import EngineBug, EngineError, EngineStopping, Kind
 from mtp_daemon.engine.process.answering import answer
 from mtp_daemon.engine.process.bring_up import bring_up
 from mtp_daemon.engine.process.front_link import FrontLink
@@ -43,16 +43,8 @@ def run_engine(
         serving, generation = bring_up(context, model, epoch, settings, mailbox, activity)
     except EngineStopping:
         return LEFT
-    except EngineError as error:
-        front.send(Failed(None, error.kind, str(error)))
-        return CANNOT_START
-    except LoaderError as error:
-        # A file that is not what it should be will be no better at the next start: for a person to mend.
-        mendable = isinstance(error, UserError | DamagedCheckpoint)
-        front.send(Failed(None, "bad_request" if mendable else "environment", str(error)))
-        return CANNOT_START
-    except OSError as error:
-        front.send(Failed(None, "environment", str(error)))
+    except (EngineError, LoaderError, OSError) as error:
+        front.send(Failed(None, _kind_of(error), str(error)))
         return CANNOT_START
     except Exception as error:  # the process's boundary: logged with its traceback, and the front is told
         log.exception("the engine failed to start")
@@ -69,6 +61,14 @@ def run_engine(
         return BROKEN
     finally:
         _leave(serving)
+
+
+def _kind_of(error: EngineError | LoaderError | OSError) -> Kind:
+    """Whose fault it is that the engine cannot start."""
+    if isinstance(error, EngineError):
+        return error.kind
+    # A file that is not what it should be will be no better at the next start: for a person to mend.
+    return "bad_request" if isinstance(error, UserError | DamagedCheckpoint) else "environment"
 
 
 def _serve(front: FrontLink, mailbox: Mailbox, activity: Activity, serving: Serving, generation: int) -> int:

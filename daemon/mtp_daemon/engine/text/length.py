@@ -14,7 +14,7 @@ _CHARACTERS_A_TOKEN = 4
 
 
 def at_least(text: str, most: int, longest: int | None, count: Callable[[str], int]) -> int:
-    """A number of tokens that `text` has at least, or 0 where no more than `most` of them may be all.
+    """A number of tokens that `text` has at least, or 0 where `most` of them may be enough for it.
 
     `longest` is the bytes of the longest token, where `longest_token` found that to prove something; `text` is
     normalised then. `count` tokenises a piece. A text that is not several times as long as `most` tokens usually are

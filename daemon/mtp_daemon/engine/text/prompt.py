@@ -123,12 +123,17 @@ def _check_template(tokenizer: Any, path: Path) -> None:
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "x"}], add_generation_prompt=True, tokenize=False)
     except jinja2.TemplateSyntaxError as error:
-        where = next((f for f in (path / "chat_template.jinja",) if f.is_file()), path / "tokenizer_config.json")
-        raise RequestRefused(f"{where}: the chat template is not Jinja: {error} (line {error.lineno})") from error
+        alone = path / "chat_template.jinja"
+        file = alone if alone.is_file() else path / "tokenizer_config.json"
+        raise RequestRefused(
+            f"{file}: the chat template is not Jinja: {error} (line {error.lineno}): mend or remove it"
+        ) from error
     except jinja2.TemplateError:
         pass  # it refuses this conversation; others may be to its liking
     except Exception as error:  # the libraries' own, as for a template that is no text
-        raise RequestRefused(f"the chat template in {path} cannot be used: {first_line(error)}") from error
+        raise RequestRefused(
+            f"the chat template in {path} cannot be used: {first_line(error)}: mend or remove it"
+        ) from error
 
 
 def _json_object(file: Path) -> dict[str, Any]:
