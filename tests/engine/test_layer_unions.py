@@ -20,5 +20,8 @@ def test_an_answer_s_unions_are_its_own_layer_by_layer() -> None:
         Forward(3, DECODE, [1, 2]).count(stats, 3, distinct, 0)
     Forward(4, DECODE, [1]).count(stats, 0, 4, 0)
     numbers = clock.numbers({}, 1, 0)
-    assert numbers["unions_by_layer"] == {"0": {"1": {"4": 1}}, "3": {"2": {"6": 1, "8": 2}}}
+    assert numbers["unions_by_layer"] == {
+        "0": {"1": {"mean": 4.0, "p50": 4, "p99": 4, "largest": 4}},
+        "3": {"2": {"mean": 22 / 3, "p50": 8, "p99": 8, "largest": 8}},
+    }
     assert numbers["unions"] == {"1": {"4": 1}, "2": {"6": 1, "8": 2}, "17": {"20": 1}}

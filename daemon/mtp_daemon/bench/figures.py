@@ -1,7 +1,7 @@
 """Repeated measurements as medians with their spread, shares of them, and tables of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -55,39 +55,6 @@ def decode_bound(compute_s: float, bytes_per_token: float, bandwidth: float) -> 
     `compute_s` a token with everything resident; `bandwidth` in bytes a second, of parallel reads.
     """
     return 1 / max(compute_s, bytes_per_token / bandwidth)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large something was, over many times: mean, median, 99th percentile and maximum."""
-
-    mean: float
-    p50: int
-    p99: int
-    largest: int
-
-    @classmethod
-    def of(cls, counts: Mapping[int, int]) -> "Sizes":
-        """`counts` says how often each size was seen. Raises ValueError for none."""
-        times = sum(counts.values())
-        if not times:
-            raise ValueError("nothing was measured")
-        return cls(
-            sum(size * n for size, n in counts.items()) / times,
-            _rank(counts, math.ceil(times / 2)),
-            _rank(counts, math.ceil(times * 0.99)),
-            max(counts),
-        )
-
-
-def _rank(counts: Mapping[int, int], rank: int) -> int:
-    """The `rank`th smallest, from 1."""
-    seen = 0
-    for size in sorted(counts):
-        seen += counts[size]
-        if seen >= rank:
-            return size
-    return max(counts)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

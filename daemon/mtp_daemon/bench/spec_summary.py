@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mtp_daemon.bench.figures import Sizes, Spread, paired_ratio
+from mtp_daemon.bench.figures import Spread, paired_ratio
 from mtp_daemon.bench.serving import Served
+from mtp_daemon.ranks import Sizes
 from mtp_protocol.client_messages import TokenLogprobs
 
 PARTS = ("draft", "verify", "sync", "commit", "stall", "finish")

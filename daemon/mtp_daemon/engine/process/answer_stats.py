@@ -2,12 +2,13 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from mtp_daemon.engine.stream import Stream
+from mtp_daemon.ranks import Sizes
 
 _STREAM = (
     "hits", "misses", "bytes_read", "prefetched", "prefetched_bytes", "waves", "demands", "retries", "forwards",
@@ -53,9 +54,9 @@ class Clock:
         its end, or are a stop string. `tok_per_s` counts from the end of prefill. `delivered`: tokens of the answer
         that an engine before this one had sent. `decode_bytes_read`: all that came during decode, asked for or not.
         `first_at_s`: when the first tokens were sent, on the machine's monotonic clock, which other processes read too.
-        `unions`: tokens of a forward → distinct experts of a layer → how often; `unions_by_layer`: the
-        same under each layer, for forwards over few tokens. Memory is what MLX holds, the
-        pool with it on the CPU backend.
+        `unions`: tokens of a forward → distinct experts of a layer → how often; `unions_by_layer`:
+        under each layer their mean and ranks, for forwards over few tokens. Memory is what MLX holds, the pool with it
+        on the CPU backend.
         """
         now = time.perf_counter()
         seconds = decoded.pop("seconds", {})
@@ -96,9 +97,9 @@ class Clock:
                 since[str(tokens)] = {str(size): new[size] for size in sorted(new)}
         return since
 
-    def _layer_unions_since(self) -> dict[str, dict[str, dict[str, int]]]:
-        since: dict[str, dict[str, dict[str, int]]] = {}
+    def _layer_unions_since(self) -> dict[str, dict[str, dict[str, float]]]:
+        since: dict[str, dict[str, dict[str, float]]] = {}
         for (layer, tokens), sizes in sorted(self.stream.stats.layer_unions.items()):
             if new := sizes - self._layer_unions.get((layer, tokens), Counter()):
-                since.setdefault(str(layer), {})[str(tokens)] = {str(size): new[size] for size in sorted(new)}
+                since.setdefault(str(layer), {})[str(tokens)] = asdict(Sizes.of(new))
         return since
