@@ -56,10 +56,10 @@ class Answer:
     stats: Mapping[str, Any]
 
 
-def answer(client: Client, prompt: str, tokens: int, seed: int) -> Answer:
+def answer(client: Client, prompt: str, tokens: int, seed: int, speculation: str) -> Answer:
     ids: list[int] = []
     sampling = Sampling(temperature=1.0, seed=seed)
-    for event in client.generate(prompt, raw=True, max_tokens=tokens, sampling=sampling, speculation="off"):
+    for event in client.generate(prompt, raw=True, max_tokens=tokens, sampling=sampling, speculation=speculation):
         if isinstance(event, Tokens):
             ids += event.ids
         elif isinstance(event, Finished):
@@ -86,12 +86,13 @@ def measure(case: Case, options: argparse.Namespace) -> list[str]:
             services[on] = stack.enter_context(serving(model, *flags, "--prefetch", str(on).lower())).client
         for i in range(options.warm):
             for client in services.values():
-                answer(client, PROMPTS[-1 - i], options.tokens, SEED)
+                answer(client, PROMPTS[-1 - i], options.tokens, SEED, options.speculation)
         before = books(services[True])
         for i in range(options.prompts):
             got = {}
             for on in (True, False) if i % 2 else (False, True):
-                got[on] = answer(services[on], PROMPTS[i % len(PROMPTS)], options.tokens, SEED + i)
+                prompt = PROMPTS[i % len(PROMPTS)]
+                got[on] = answer(services[on], prompt, options.tokens, SEED + i, options.speculation)
                 speeds[on].append(got[on].stats["tok_per_s"])
                 stalls[on].append(1e3 * got[on].stats["decode_stall_s"] / len(got[on].ids))
                 hits[on].append(got[on].stats["hits"] / (got[on].stats["hits"] + got[on].stats["misses"]))
@@ -138,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--warm", type=int, default=2, help="answers that are not measured")
+    parser.add_argument("--speculation", choices=("off", "adaptive"), default="off", help="adaptive: with drafts")
     parser.add_argument("--serve-flag", action="append", default=[], help="one more flag for mtpd serve; repeat it")
     parser.add_argument("--verbose", action="store_true", help="also print the loader's facts at the end of each case")
     options = parser.parse_args(argv)
