@@ -10,8 +10,8 @@ from mtp_client.answer import Answer
 from mtp_client.client import Client
 from mtp_client.errors import ClientError, NotRunning, RequestRefused, ServiceBug
 from mtp_client.output import JsonOutput, Output, TextOutput
-from mtp_protocol.arguments import Parser, whole
-from mtp_protocol.sampling import Sampling
+from mtp_protocol.arguments import Parser, real, whole
+from mtp_protocol.sampling import RANGES, Sampling
 
 EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_SERVICE, EXIT_NOT_RUNNING = 0, 1, 2, 3, 4
 EXIT_INTERRUPTED, EXIT_PIPE = 130, 141
@@ -67,16 +67,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling (greedy unless --temperature is above 0)")
-    add = sampling.add_argument
-    add("--temperature", type=float, metavar="T")
-    add("--top-p", type=float, metavar="P", help="keep the likeliest tokens whose probabilities sum to P")
-    add("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
-    add("--min-p", type=float, metavar="P", help="drop tokens below P times the likeliest one's probability")
-    add("--repetition-penalty", type=float, metavar="X")
-    add("--presence-penalty", type=float, metavar="X")
-    add("--frequency-penalty", type=float, metavar="X")
-    add("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    add("--logprobs", type=int, metavar="N", help="with --json: log probabilities of each token and its N best rivals")
+
+    def add(name: str, metavar: str, help: str | None = None) -> None:
+        low, high = RANGES[name]
+        kind = whole(low, high) if isinstance(low, int) and isinstance(high, int) else real(low, high)
+        sampling.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
+
+    add("temperature", "T")
+    add("top_p", "P", "keep the likeliest tokens whose probabilities sum to P")
+    add("top_k", "K", "keep the K likeliest tokens")
+    add("min_p", "P", "drop tokens below P times the likeliest one's probability")
+    add("repetition_penalty", "X")
+    add("presence_penalty", "X")
+    add("frequency_penalty", "X")
+    add("seed", "S", "the same seed gives the same text")
+    add("logprobs", "N", "with --json: log probabilities of each token and its N best rivals")
 
 
 def _add_drafting(parser: argparse.ArgumentParser) -> None:
@@ -87,21 +92,8 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
     drafting.add_argument("--depth", type=whole(0, 32), metavar="D", help="tokens drafted a round; 0 drafts none")
 
 
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "logprobs",
-)
-
-
 def _sampling(args: argparse.Namespace) -> Sampling:
-    given: dict[str, Any] = {n: getattr(args, n) for n in _SAMPLING_FIELDS if getattr(args, n) is not None}
+    given: dict[str, Any] = {n: getattr(args, n) for n in RANGES if getattr(args, n) is not None}
     return Sampling(**given)
 
 

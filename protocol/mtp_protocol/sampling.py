@@ -8,6 +8,18 @@ from mtp_protocol.bounds import Most
 from mtp_protocol.ranges import within
 
 MAX_BIASES = 1024
+# Of each number: the least and the most. Whole numbers are those with whole bounds.
+RANGES: Mapping[str, tuple[int, int] | tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 1 << 31),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 1e3),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "seed": (0, (1 << 63) - 1),
+    "logprobs": (0, 20),
+}
 
 
 @dataclass(frozen=True)
@@ -31,18 +43,11 @@ class Sampling:
     logprobs: int = 0
 
     def __post_init__(self) -> None:
-        within("temperature", self.temperature, 0.0, 100.0)
-        within("top_p", self.top_p, 0.0, 1.0)
-        within("top_k", self.top_k, 0, 1 << 31)
-        within("min_p", self.min_p, 0.0, 1.0)
-        within("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
-        within("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        within("logprobs", self.logprobs, 0, 20)
+        for name, (low, high) in RANGES.items():
+            if name != "seed" or self.seed is not None:
+                within(name, getattr(self, name), low, high)
         if self.top_p == 0.0:
             raise ValueError("top_p must be above 0")
-        if self.seed is not None:
-            within("seed", self.seed, 0, (1 << 63) - 1)
         if len(self.logit_bias) > MAX_BIASES:
             raise ValueError(f"logit_bias has more than {MAX_BIASES} entries")
         for token, bias in self.logit_bias.items():

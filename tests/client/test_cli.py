@@ -88,7 +88,7 @@ def test_json_failure(front: FrontProcess) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["hi", "--temperature", "-1"], "temperature must lie between"),
+        (["hi", "--temperature", "-1"], "temperature: must be a number from 0 to 100"),
         (["hi", "--top-p", "0"], "top_p"),
         (["hi", "-n", "99999999"], "max_tokens 99999999"),
         (["hi", "--stop", ""], "stop"),

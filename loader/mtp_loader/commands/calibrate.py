@@ -16,6 +16,7 @@ from mtp_loader.predict.pins import SHARES, PinProof, Proving, facts, split
 from mtp_loader.replay.read import read_trace
 from mtp_loader.replay.table import maker
 from mtp_loader.replay.trace import Trace
+from mtp_protocol.arguments import real
 from mtp_protocol.whole_file import write_whole
 
 
@@ -23,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtp_loader.cli.Command`."""
     parser.add_argument("recording", type=Path, metavar="RECORDING", help="routing to choose pins on")
     parser.add_argument("--held-out", type=Path, metavar="RECORDING", help="routing of other text to prove them on")
-    parser.add_argument("--share", type=float, default=25.0, metavar="PERCENT", help="the pool, of all experts (25)")
+    parser.add_argument(
+        "--share", type=real(1e-3, 100), default=25.0, metavar="PERCENT", help="the pool, of all experts (25)"
+    )
     parser.add_argument("--policy", default=DEFAULT, choices=NAMES, help=f"that the pins must improve ({DEFAULT})")
     parser.add_argument("--write", type=Path, metavar="FILE", help="where to write the pins if they pay")
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
@@ -31,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See `mtp_loader.cli.Command`."""
-    if not 0.0 < args.share <= 100.0:
-        raise BadRequest("a share is above 0 and at most 100 %")
     trace = read_trace(args.recording)
     if args.held_out is not None:
         other = read_trace(args.held_out)
