@@ -73,7 +73,7 @@ def test_a_large_models_file_stays_below_a_megabyte(tmp_path: Path) -> None:
     assert path.stat().st_size < 1_000_000
     assert load(p, "abc", path) is None
     assert p.likely(500, list(shapes)) == known.likely(500, list(shapes))
-    assert set(p.tokens.rows) < set(known.tokens.rows) and 7 in p.tokens.rows
+    assert set(p.tokens.fed) < set(known.tokens.fed) and 7 in p.tokens.fed
     counted = known.transitions.counts[5][3]
     assert p.transitions.counts[5][3].max() == counted.max()
     assert set(p.transitions.counts[5][3].nonzero()[0]) <= set(counted.nonzero()[0])

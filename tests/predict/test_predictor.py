@@ -1,6 +1,7 @@
 """The predictor: what each source knows, how it is weighed, and that a true gate reads 100 %."""
 
 import random
+import sys
 
 import pytest
 
@@ -135,6 +136,15 @@ def test_likely_ranks_by_use_over_long() -> None:
     assert p.likely(9, [1]) == [key_of(1, 5), key_of(1, 6)]
 
 
+def test_the_token_table_has_its_size_from_the_start() -> None:
+    """A loader that runs for weeks would else grow with the words that it meets."""
+    p = predictor()
+    size = sys.getsizeof(p.tokens.rows)
+    for token in range(0, 4000, 4):
+        p.on_used((token, token + 1, token + 2, token + 3), [(0, [(1, 2)] * 4)])
+    assert sys.getsizeof(p.tokens.rows) == size
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_the_token_table_forgets_the_least_recently_fed(tokens: int) -> None:
     """Without a bound the table grows with the vocabulary."""
@@ -142,6 +152,6 @@ def test_the_token_table_forgets_the_least_recently_fed(tokens: int) -> None:
     for start in range(0, 4200, tokens):
         fed = tuple(range(start, start + tokens))
         p.on_used(fed, [(0, [(1, 2)] * tokens)])
-    assert len(p.tokens.rows) == 4096
-    assert 0 not in p.tokens.rows
+    assert len(p.tokens.fed) == len(p.tokens.rows) == 4096
+    assert 0 not in p.tokens.fed
     assert len(set(p.tokens.rows.values())) == 4096

@@ -52,7 +52,7 @@ def load(predictor: Predictor, fingerprint: str, path: Path) -> str | None:
 def _tokens(predictor: Predictor) -> _Arrays:
     """`token_ids` [n] and `token_experts` [n, layers, top_k], the token fed last at the end."""
     rows, table = predictor.tokens.rows, predictor.tokens.table
-    kept = list(rows)[-max(_TOKENS_BYTES // max(table[:1].nbytes, 1), 1) :]
+    kept = predictor.tokens.fed[-max(_TOKENS_BYTES // max(table[:1].nbytes, 1), 1) :]
     return {"token_ids": np.array(kept, dtype=np.int64), "token_experts": table[[rows[token] for token in kept]]}
 
 
@@ -91,9 +91,7 @@ def _followers_fit(predictor: Predictor, stored: _Arrays, layer: int) -> bool:
 
 
 def _take(predictor: Predictor, stored: _Arrays) -> None:
-    for row, token in enumerate(stored["token_ids"].tolist()):
-        predictor.tokens.rows[token] = row
-    predictor.tokens.table[: len(stored["token_ids"])] = stored["token_experts"]
+    predictor.tokens.restore(stored["token_ids"].tolist(), stored["token_experts"])
     for layer in predictor.uses:
         if (uses := stored.get(f"uses.{layer}")) is not None:
             predictor.uses[layer][:] = uses

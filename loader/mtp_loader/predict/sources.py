@@ -198,9 +198,20 @@ class TokenTable(_Told):
         self._shapes = shapes
         self._column = {layer: i for i, layer in enumerate(sorted(shapes))}
         self._width = max((s.top_k for s in shapes.values()), default=0)
-        self.rows: OrderedDict[int, int] = OrderedDict()  # token id -> row of the table, least recently fed first
         self.table = np.full((_TOKENS_KEPT, len(shapes), self._width), _NOT_SEEN, dtype=np.uint16)
+        self.rows = _unused(0)  # token id -> row of the table, least recently fed first
         self._now: list[int] = []
+
+    @property
+    def fed(self) -> list[int]:
+        """The token ids that have a row, least recently fed first."""
+        return [token for token in self.rows if token >= 0]
+
+    def restore(self, ids: Sequence[int], experts: NDArray[np.uint16]) -> None:
+        """In place of what it knows: `ids`, least recently fed first, with their `experts` [n, layers, top_k]."""
+        self.table[: len(ids)] = experts
+        self.rows = _unused(len(ids))
+        self.rows.update((token, row) for row, token in enumerate(ids))
 
     def start(self, tokens: Sequence[int]) -> None:
         self._now = [self.rows[token] for token in tokens[:_LEARNED_TOKENS] if token in self.rows]
@@ -225,9 +236,18 @@ class TokenTable(_Told):
     def _row(self, token: int) -> int:
         row = self.rows.pop(token, None)
         if row is None:
-            row = len(self.rows)
-            if row >= _TOKENS_KEPT:
-                row = self.rows.popitem(last=False)[1]
+            row = self.rows.popitem(last=False)[1]
             self.table[row] = _NOT_SEEN
         self.rows[token] = row
         return row
+
+
+def _unused(first: int) -> OrderedDict[int, int]:
+    """The rows from `first` on, under negative ids: nobody has them yet. It has its final size from the start.
+
+    A dictionary of entries that come and go takes more room than one that was filled once, so each goes and comes once.
+    """
+    rows = OrderedDict((-1 - row, row) for row in range(first, _TOKENS_KEPT))
+    for token in list(rows):
+        rows[token] = rows.pop(token)
+    return rows
