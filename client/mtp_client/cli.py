@@ -13,7 +13,7 @@ from mtp_client.output import JsonOutput, Output, TextOutput
 from mtp_protocol.arguments import Parser, real, whole
 from mtp_protocol.sampling import RANGES, Sampling
 
-EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_SERVICE, EXIT_NOT_RUNNING = 0, 1, 2, 3, 4
+EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_SERVICE, EXIT_NOT_RUNNING = 0, 1, 2, 4, 5
 EXIT_INTERRUPTED, EXIT_PIPE = 130, 141
 
 _EPILOG = """\
@@ -21,8 +21,8 @@ exit codes:
   0    answered: the model stopped, or --max-tokens was reached
   1    a bug of ours (the service says "internal")
   2    wrong use, or the service refused the request and says why
-  3    the service failed: a disk, memory, a full queue, or it died while answering
-  4    no service runs in this run directory
+  4    the service failed: a disk, memory, a full queue, or it died while answering
+  5    no service runs in this run directory
   130  cancelled (Ctrl-C)
   141  whoever read our output stopped reading
 

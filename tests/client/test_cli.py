@@ -78,10 +78,10 @@ def test_json_lines(front: FrontProcess) -> None:
 
 
 def test_json_failure(front: FrontProcess) -> None:
-    """A failure is an event as well, and exit code 3 for the environment's fault."""
+    """A failure is an event as well, and exit code 4 for the environment's fault."""
     done = run("FAIL@2", "--json", "--run-dir", str(front.run_dir))
     last = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == 3
+    assert done.returncode == 4
     assert last == {"event": "failed", "kind": "environment", "text": "shard 3 at offset 4096 cannot be read"}
 
 
@@ -111,13 +111,13 @@ def test_bytes_that_are_no_text(front: FrontProcess) -> None:
 
 
 def test_no_daemon(tmp_path: Path) -> None:
-    """Without a daemon: what to do, exit code 4, in under two seconds of which Python's start is a part."""
+    """Without a daemon: what to do, exit code 5, in under two seconds of which Python's start is a part."""
     taken = []
     for _ in range(3):  # the quickest of three: a machine that does other things may keep Python itself waiting
         begun = time.monotonic()
         done = run("hi", "--run-dir", str(tmp_path))
         taken.append(time.monotonic() - begun)
-        assert done.returncode == 4
+        assert done.returncode == 5
         assert "mtpd serve" in done.stderr and "Traceback" not in done.stderr
     assert min(taken) < 2.0
 
@@ -128,7 +128,7 @@ def test_stale_socket_of_a_killed_daemon(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "client.sock")], check=True)
     assert (tmp_path / "client.sock").exists()
     done = run("hi", "--run-dir", str(tmp_path))
-    assert done.returncode == 4 and "mtpd serve" in done.stderr
+    assert done.returncode == 5 and "mtpd serve" in done.stderr
 
 
 def endless_answer(front: FrontProcess) -> list[str]:
@@ -153,11 +153,11 @@ def test_reader_that_leaves(front: FrontProcess) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_output_that_cannot_be_written(front: FrontProcess, flags: list[str]) -> None:
-    """A full disk behind `>`: one line that says so, exit code 3."""
+    """A full disk behind `>`: one line that says so, exit code 4."""
     command = [sys.executable, "-m", "mtp_client.cli", "hello", "-n", "5", *flags, "--run-dir", str(front.run_dir)]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 3
+    assert done.returncode == 4
     assert done.stderr == "mtp-client: the answer cannot be written: No space left on device\n"
 
 
@@ -188,7 +188,7 @@ def test_daemon_dies_mid_stream() -> None:
             killed = time.monotonic()
             errors = client.stderr.read()
         assert time.monotonic() - killed < 3.0
-        assert client.returncode == 3
+        assert client.returncode == 4
         assert "the mtpd service died" in errors and "Traceback" not in errors
 
 

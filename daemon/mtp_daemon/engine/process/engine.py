@@ -44,6 +44,8 @@ def run_engine(
     except EngineStopping:
         return LEFT
     except (EngineError, LoaderError, OSError) as error:
+        if error.__cause__ is not None:  # what a person is told to mend may be a bug of ours after all
+            log.warning("the engine cannot start", exc_info=error)
         front.send(Failed(None, _kind_of(error), str(error)))
         return CANNOT_START
     except Exception as error:  # the process's boundary: logged with its traceback, and the front is told
