@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from mtp_loader.store.resolve import resolve_model
+from mtp_protocol.arguments import whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source", metavar="SRC", help="a checkpoint's directory, or a Hugging Face id in the local cache"
     )
     parser.add_argument("target", metavar="DST", type=Path, help="the packed store's directory, made by this command")
-    parser.add_argument("--q-bits", type=int, metavar="N", help="quantise to N bits: 2, 3, 4, 5, 6 or 8 (default 4)")
     parser.add_argument(
-        "--q-group", type=int, metavar="N", help="weights that share a scale: 32, 64 or 128 (default 64)"
+        "--q-bits", type=whole(2, 8), metavar="N", help="quantise to N bits: 2, 3, 4, 5, 6 or 8 (default 4)"
+    )
+    parser.add_argument(
+        "--q-group", type=whole(32, 128), metavar="N", help="weights that share a scale: 32, 64 or 128 (default 64)"
     )
     parser.add_argument("--q-mode", metavar="MODE", help="affine (default), mxfp4, mxfp8 or nvfp4")
     parser.add_argument(
