@@ -31,6 +31,7 @@ def main() -> int:
         say("speculation: the model's own MTP head drafts 2 tokens, one forward verifies them:")
         drafted = answer(service.run_directory, depth=2)
         report(plain, drafted)
+        print("\nOne run of each, plain first: the speeds prove nothing. `mtp-bench spec demo` measures them in turn.")
         if drafted["tok_per_s"] < plain["tok_per_s"]:
             print("\nDepth 2 was slower here: a verify costs this machine more than the drafts save. A service left to")
             print("itself measures that and stops drafting.")
@@ -90,7 +91,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
     "acceptance by position": _acceptance,
     "hit rate": lambda s: f"{hit_rate(s):.1%}",
     "misses a token": lambda s: f"{s['misses'] / max(1, s['tokens']):.2f}",
-    "read from disk": lambda s: f"{s['bytes_read'] / 1e6:.1f} MB",
+    "misses take on disk": lambda s: f"{s['bytes_read'] / 1e6:.1f} MB",
 }
 
 if __name__ == "__main__":
