@@ -56,7 +56,8 @@ def _experts(stats: Mapping[str, Any], tokens: int) -> list[str]:
         parts.append(f"{stall:.2f} s stalled on the disk")
     lines = ["; ".join(parts)]
     if ahead := _number(stats, "prefetched"):
-        lines.append(f"{ahead:.0f} read ahead of need ({human_bytes(_number(stats, 'prefetched_bytes') or 0.0)})")
+        nbytes = human_bytes(_number(stats, "prefetched_bytes") or 0.0)
+        lines.append(f"of that {nbytes} ({ahead:.0f} experts) read ahead of need")
     return lines
 
 

@@ -91,7 +91,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
     "acceptance by position": _acceptance,
     "hit rate": lambda s: f"{hit_rate(s):.1%}",
     "misses a token": lambda s: f"{s['misses'] / max(1, s['tokens']):.2f}",
-    "misses take on disk": lambda s: f"{s['bytes_read'] / 1e6:.1f} MB",
+    "read from disk": lambda s: f"{s['bytes_read'] / 1e6:.1f} MB",
 }
 
 if __name__ == "__main__":

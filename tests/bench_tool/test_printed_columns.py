@@ -71,7 +71,7 @@ def test_spec_s_unions_memory_and_checks() -> None:
 
 
 def test_stream_s_columns() -> None:
-    served = [_served(decode_bytes_read=40e6, bytes_read=130e6, prefetched_bytes=10e6)]
+    served = [_served(decode_bytes_read=40e6, bytes_read=140e6, prefetched_bytes=10e6)]
     found = cell(Where(50, "cold"), served, [Answer(IDS, 1.0, 0.8)], 1e9, Memory(peak=900_000_000, beyond=100_000_000))
     assert printed(stream_cells.text([found]), "pool, page cache or disk", "of resident") == [
         ("pool, page cache or disk", "50 %, cold"), ("of resident", "0.800 (0.800-0.800)"), ("of bound", "0.80"),

@@ -45,10 +45,12 @@ def run(request: pytest.FixtureRequest, measured: Measured) -> Run:
 def test_bytes_are_experts_times_their_size_on_both_sides(run: Run) -> None:
     stats = run.served.stats
     assert stats["misses"] > 0
-    assert stats["bytes_read"] == stats["misses"] * EXPERT_BYTES
+    assert stats["bytes_read"] % EXPERT_BYTES == 0
+    assert stats["bytes_read"] <= (stats["misses"] + stats["prefetched"]) * EXPERT_BYTES
+    assert stats["bytes_read"] == pytest.approx(run.loader["bytes_read"], rel=0.1), "but for reads ahead under way"
     assert stats["prefetched_bytes"] == stats["prefetched"] * EXPERT_BYTES
     assert run.loader["bytes_read"] == run.loader["experts_read"] * EXPERT_BYTES
-    assert 0 < stats["decode_bytes_read"] < stats["bytes_read"] + stats["prefetched_bytes"]
+    assert 0 < stats["decode_bytes_read"] < stats["bytes_read"]
 
 
 def test_hits_and_misses_are_the_distinct_experts_of_all_layers(run: Run) -> None:

@@ -17,7 +17,7 @@ HALF_COLD = Where(50, "cold")
 
 def _served(ids: list[int] = IDS, **changed: Any) -> Served:
     """A first token after 2 s, then four at 4 a second: 40 bytes of 140 in decode, ten of them read ahead."""
-    stats = {"tok_per_s": 4.0, "ttft_s": 2.0, "hits": 6, "misses": 2, "bytes_read": 130, "prefetched_bytes": 10,
+    stats = {"tok_per_s": 4.0, "ttft_s": 2.0, "hits": 6, "misses": 2, "bytes_read": 140, "prefetched_bytes": 10,
              "decode_bytes_read": 40, "decode_stall_s": 0.8}  # fmt: skip
     return Served(ids, {**stats, **changed})
 

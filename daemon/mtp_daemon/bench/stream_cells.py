@@ -73,15 +73,11 @@ def cell(where: Where, served: Sequence[Served], reference: Sequence[Answer], ba
         of_bound=Spread.of(speeds).median / bound,
         hit_rate=Spread.of([s.hit_rate for s in served]).median,
         bytes_per_token=bytes_per_token,
-        prompt_bytes=Spread.of([_all_bytes(s) - s.stats["decode_bytes_read"] for s in served]).median,
+        prompt_bytes=Spread.of([s.stats["bytes_read"] - s.stats["decode_bytes_read"] for s in served]).median,
         stall_s_per_token=Spread.of([s.stats["decode_stall_s"] / (len(s.ids) - 1) for s in served]).median,
         memory=memory,
         exact=all(s.ids == r.ids for s, r in zip(served, reference, strict=True)),
     )
-
-
-def _all_bytes(served: Served) -> float:
-    return float(served.stats["bytes_read"] + served.stats["prefetched_bytes"])
 
 
 def gbps_for(ratio: float, compute_s: float, bytes_per_token: float) -> float:

@@ -54,7 +54,7 @@ class ExpertLink:
         self._limits = limits
         # What was told to a loader that died is no business of its successor's.
         self.on_rejoin: Callable[[], None] = lambda: None
-        self.on_prefetched: Callable[[Sequence[Resident]], None] = lambda experts: None
+        self.on_arrived: Callable[[Sequence[Resident], bool], None] = lambda experts, asked: None
         self.hinting = True  # the loader has use for guesses
         self._ticket = 0
         self._demand: Demand | None = None
@@ -174,9 +174,7 @@ class ExpertLink:
     def _handle(self, happened: ToEngine | LoaderUp | LoaderDead) -> None:
         match happened:
             case Filled(ticket, experts):
-                self._residency.fill(experts)
-                if ticket is None:
-                    self.on_prefetched(experts)
+                self.on_arrived(self._residency.fill(experts), ticket is not None)
                 if self._demand is not None:
                     self._note_arrivals(self._demand, [r.expert for r in experts if r.layer == self._demand.layer])
             case Recall(bank, slots):

@@ -92,13 +92,14 @@ class Residency:
 
     # -- what the loader says --------------------------------------------------------------------------------------
 
-    def fill(self, experts: Iterable[Resident]) -> None:
-        """These experts are resident.
+    def fill(self, experts: Iterable[Resident]) -> list[Resident]:
+        """These experts are resident. Returns those that were news.
 
         The same may be told twice (a demand and a prefetch cross on the way). An expert whose slot is recalled may be
         told in another slot: from now on it is read there. Raises EngineBug for anything else that does not fit the
         map.
         """
+        news = []
         for told in experts:
             bank = self._bank(told.layer, told.slot)
             table = self._tables[told.layer]
@@ -114,6 +115,8 @@ class Residency:
             table[told.expert] = told.slot
             self._owner[bank][told.slot] = (told.layer, told.expert)
             self._usable(told.layer, 1)
+            news.append(told)
+        return news
 
     def recall(self, bank: int, slots: Sequence[int]) -> list[int]:
         """The loader wants these back. Returns those that the engine was not told of: nothing reads them."""

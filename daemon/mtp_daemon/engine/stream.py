@@ -76,7 +76,7 @@ class ExpertStream:
         hello = Hello(geometry.fingerprint, layout.generation)
         self.link = ExpertLink(socket, self.residency, hello, self.finish, self.stats, self.settings.limits)
         self.link.on_rejoin = self._forget_told
-        self.link.on_prefetched = self._count_prefetched
+        self.link.on_arrived = self._count_arrived
         self.dry = False  # layers give zeros of the right shape: to learn the caches' sizes without a loader
         self._tables: dict[int, tuple[int, mx.array]] = {}
         self._step = 0
@@ -165,9 +165,12 @@ class ExpertStream:
             forward.restart(self.stats)
         self._unreported.clear()
 
-    def _count_prefetched(self, experts: Sequence[Resident]) -> None:
-        self.stats.prefetched += len(experts)
-        self.stats.prefetched_bytes += sum(self._source_bytes[told.layer] for told in experts)
+    def _count_arrived(self, experts: Sequence[Resident], asked: bool) -> None:
+        nbytes = sum(self._source_bytes[told.layer] for told in experts)
+        self.stats.bytes_read += nbytes
+        if not asked:
+            self.stats.prefetched += len(experts)
+            self.stats.prefetched_bytes += nbytes
 
     def _report(self, keep: int) -> None:
         while len(self._unreported) > keep:
@@ -226,6 +229,5 @@ class ExpertStream:
         now.layers.append(LayerRouting(layer, ids, weights, missed is not None))
         if missed is not None:
             now.count(self.stats, layer, distinct(ids), missed)
-            self.stats.bytes_read += missed * self._source_bytes[layer]
             self._tails.clear()  # parts of this layer: the rows come from them
         self._tail = rows

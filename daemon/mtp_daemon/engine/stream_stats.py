@@ -10,9 +10,10 @@ COUNTED_BY_LAYER = 16  # tokens of a forward: a prompt's chunks have any length,
 class StreamStats:
     """`hits` and `misses` count distinct experts per (forward, layer): hits were resident when the router's ids were
     read. `wait_s` is the time spent blocked for misses; what was running meanwhile is not subtracted. `unions[n]`
-    counts how many distinct experts one layer of a forward over n tokens needed. `bytes_read` is what the misses take
-    on disk; `layer_unions[layer, n]` is the same of one layer, for few tokens.
-    `prefetched` experts of `prefetched_bytes` arrived that nobody had asked for.
+    counts how many distinct experts one layer of a forward over n tokens needed. `layer_unions[layer, n]`
+    is the same of one layer, for few tokens. `bytes_read` is what all experts that arrived take on disk; among them
+    are `prefetched` experts of `prefetched_bytes` that came unasked. Some of these count as misses too: they were on
+    their way when the router's ids were read.
     """
 
     forwards: int = 0

@@ -28,7 +28,7 @@ class Snapshot:
 _ANSWERS = (
     ("expert_hits_total", "hits", "Experts that answers found in the pool."),
     ("expert_misses_total", "misses", "Experts that answers had to wait for."),
-    ("expert_bytes_read_total", "bytes_read", "Bytes of experts read for answers."),
+    ("expert_bytes_read_total", "bytes_read", "Bytes of experts that came for answers, read ahead or not."),
     ("stall_seconds_total", "stall_s", "Time that answers waited for experts."),
     ("rounds_total", "rounds", "Rounds of draft and verify."),
     ("drafted_tokens_total", "drafted", "Tokens drafted."),

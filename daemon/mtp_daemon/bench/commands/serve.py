@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=whole(1, _MOST_REQUESTS), default=20, help="(20)")
     parser.add_argument("--prompt-tokens", type=whole(1, 1 << 20), nargs="+", default=[16, 64], help="lengths (16 64)")
     parser.add_argument("--tokens", type=whole(1, 1 << 20), default=32, help="of each answer (32)")
-    parser.add_argument("--limit-s", type=real(1, _MOST_S), default=120.0, help="longest the load may last (120)")
+    parser.add_argument("--limit-s", type=real(0.1, _MOST_S), default=120.0, help="longest the load may last (120)")
     parser.add_argument("--seed", type=whole(0, 1 << 62), default=0, help="the same seed, the same arrivals (0)")
     parser.add_argument("--pool", default="50%", help="of a service of our own (50%%)")
     parser.add_argument("--serve-flag", action="append", default=[], help="one more flag for mtpd serve; repeat it")

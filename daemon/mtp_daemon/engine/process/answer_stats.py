@@ -29,7 +29,7 @@ class Clock:
         self.first_at_s: float | None = None
         self._before = {name: getattr(self.stream.stats, name) for name in _STREAM}
         self._wait_s = self._decode_wait_s = self.stream.stats.wait_s
-        self._decode_bytes = self._arrived_bytes()
+        self._decode_bytes = self.stream.stats.bytes_read
         self._unions = {tokens: Counter(sizes) for tokens, sizes in self.stream.stats.unions.items()}
         self._layer_unions = {at: Counter(sizes) for at, sizes in self.stream.stats.layer_unions.items()}
         mx.reset_peak_memory()
@@ -37,7 +37,7 @@ class Clock:
 
     def prefill_ended(self) -> None:
         self.prefilled = time.perf_counter()
-        self._decode_wait_s, self._decode_bytes = self.stream.stats.wait_s, self._arrived_bytes()
+        self._decode_wait_s, self._decode_bytes = self.stream.stats.wait_s, self.stream.stats.bytes_read
 
     def token(self) -> None:
         """A run was committed."""
@@ -68,7 +68,7 @@ class Clock:
             **after,
             **{f"{name}_s": value for name, value in seconds.items() if name not in ("stall", "total")},
             "stall_s": self.stream.stats.wait_s - self._wait_s,
-            "decode_bytes_read": self._arrived_bytes() - self._decode_bytes,
+            "decode_bytes_read": self.stream.stats.bytes_read - self._decode_bytes,
             "decode_stall_s": self.stream.stats.wait_s - self._decode_wait_s,
             "ttft_s": (self.first if self.first is not None else now) - self.began,
             "prefill_s": (self.prefilled if self.prefilled is not None else now) - self.began,
@@ -86,9 +86,6 @@ class Clock:
         if "offered_by_position" in numbers:
             numbers["drafted_by_position"] = numbers.pop("offered_by_position")
         return numbers
-
-    def _arrived_bytes(self) -> int:
-        return self.stream.stats.bytes_read + self.stream.stats.prefetched_bytes
 
     def _unions_since(self) -> dict[str, dict[str, int]]:
         since = {}
