@@ -79,6 +79,16 @@ def test_stop_ends_a_wait_at_once(checkpoint: Path, serve: Callable[..., Any]) -
     assert time.monotonic() - began < 30  # the deadline is 60
 
 
+def test_an_engine_told_to_stop_while_idle_leaves_its_loader(checkpoint: Path, serve: Callable[..., Any]) -> None:
+    """An open socket would keep the process in ZeroMQ's goodbye for ever."""
+    served = serve(checkpoint, 0.5)
+    assert served.stream.link.alive
+    served.life.stop()
+    with pytest.raises(EngineStopping):
+        served.stream.close()
+    assert not served.stream.link.alive
+
+
 def test_what_came_unasked_is_counted_with_its_bytes(checkpoint: Path, serve: Callable[..., Any]) -> None:
     served = serve(checkpoint, 0.5)
     stats = served.stream.stats

@@ -89,6 +89,14 @@ def test_a_broken_entry_is_named(tmp_path: Path) -> None:
         read_recording(path)
 
 
+def test_a_layer_without_facts_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    about = {"format": "mtp-routing", "version": 1, "model": "m", "fingerprint": "f", "layers": [[]]}
+    path.write_bytes(msgpack.packb(about))
+    with pytest.raises(DamagedCheckpoint, match="broken"):
+        read_recording(path)
+
+
 def test_the_two_kinds_are_told_apart(tmp_path: Path) -> None:
     path = written(tmp_path / "r")
     csv = tmp_path / "c.csv"

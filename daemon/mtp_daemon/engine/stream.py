@@ -92,10 +92,12 @@ class ExpertStream:
         self.link.join()
 
     def close(self) -> None:
-        """Leave the loader and give the pool's memory back."""
-        self.settle()
-        self.report()
-        self.link.leave()
+        """Leave the loader, also where nothing can be settled any more, and give the pool's memory back."""
+        try:
+            self.settle()
+            self.report()
+        finally:
+            self.link.leave()
         self._view.close()
 
     def idle(self, fd: int, timeout_s: float) -> None:

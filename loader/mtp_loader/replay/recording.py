@@ -97,7 +97,7 @@ def read_recording(path: Path) -> Trace:
                     forwards.append(_forward(step, phase, tokens, routing, tuple(hints.pop(step, ()))))
                 case _:
                     raise DamagedCheckpoint(path, f"has an entry of an unknown kind after forward {len(forwards)}")
-    except (KeyError, TypeError, ValueError, struct.error) as error:
+    except (LookupError, TypeError, ValueError, struct.error) as error:
         raise DamagedCheckpoint(path, f"has a broken entry after forward {len(forwards)}: {error}") from error
     note = "" if whole == path.stat().st_size else "the last entry is cut short and was left out"
     return Trace(path.name, model, layers, forwards, note, fingerprint)

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = run_engine(context, front, mailbox, activity, args.model, args.epoch, args.settings)
     front.close()
     lifeline.close()
-    context.term()
+    context.destroy(linger=0)  # a socket that an error left open would keep the process waiting for ever
     return code
 
 
