@@ -66,7 +66,7 @@ def test_loader_death_keeps_region_and_engine() -> None:
         until("the loader is back", lambda: front.status()["children"]["loader"]["state"] == "ready")
         assert front.child_pid("engine") == engine
         until("LoaderUp", lambda: front.seen("engine", 1) == ["Pool", "LoaderUp", "LoaderDead", "LoaderUp"])
-        assert front.seen("loader", 2) == ["Pool", "EngineUp"]
+        until("EngineUp", lambda: front.seen("loader", 2) == ["Pool", "EngineUp"])
         until("its beat", lambda: front.status()["experts"]["loaders_that_mapped"] == 2)
 
 
