@@ -40,7 +40,7 @@ def test_engine_death_is_a_pause(moment: str) -> None:
         status = front.status()
         assert status["children"]["engine"]["restarts"] == 1
         assert "boom" in status["children"]["engine"]["last_error"]
-        assert front.seen("loader", 1)[:4] == ["Pool", "EngineUp", "EngineDead", "EngineUp"]
+        until("EngineUp", lambda: front.seen("loader", 1)[:4] == ["Pool", "EngineUp", "EngineDead", "EngineUp"])
 
 
 @pytest.mark.parametrize("role", ["engine", "loader"])
