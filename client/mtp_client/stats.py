@@ -1,9 +1,10 @@
 """The `--stats` block: what a person wants to know of an answer's numbers. `--json` has all of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mtp_protocol.client_messages import Finished
+from mtp_protocol.ranks import Sizes
 
 _DECODED_TOGETHER = 16  # tokens: a forward over more is a prompt's
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -65,25 +66,13 @@ def _unions(stats: Mapping[str, Any]) -> list[str]:
     """How many distinct experts a layer needed, by tokens in the forward; large chunks are for --json."""
     lines = []
     for tokens, counted in sorted(stats.get("unions", {}).items(), key=lambda item: int(item[0])):
-        sizes = sorted((int(size), times) for size, times in counted.items())
-        layers = sum(times for _, times in sizes)
-        if not layers or int(tokens) > _DECODED_TOGETHER:
+        if not any(counted.values()) or int(tokens) > _DECODED_TOGETHER:
             continue
-        mean = sum(size * times for size, times in sizes) / layers
-        p50, p99 = (_rank(sizes, layers, percent) for percent in (50, 99))
+        sizes = Sizes.of({int(size): times for size, times in counted.items()})
         forward = f"{tokens} token{'s' if tokens != '1' else ''} in a forward"
-        lines.append(f"{forward}: {mean:.1f} experts a layer (p50 {p50}, p99 {p99}, max {sizes[-1][0]})")
+        ranks = f"p50 {sizes.p50}, p99 {sizes.p99}, max {sizes.largest}"
+        lines.append(f"{forward}: {sizes.mean:.1f} experts a layer ({ranks})")
     return lines
-
-
-def _rank(sizes: Sequence[tuple[int, int]], times: int, percent: int) -> int:
-    """The smallest size that `percent` of all `times` do not exceed; `sizes` rise, each with how often it was."""
-    left = -(-times * percent // 100)
-    for size, often in sizes:
-        left -= often
-        if left <= 0:
-            return size
-    return sizes[-1][0]
 
 
 def _time(stats: Mapping[str, Any]) -> list[str]:

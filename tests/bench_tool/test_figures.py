@@ -3,7 +3,7 @@
 import pytest
 
 from mtp_daemon.bench.figures import Spread, decode_bound, jain, paired_ratio, percentile, table
-from mtp_daemon.ranks import Sizes
+from mtp_protocol.ranks import Sizes
 
 
 def test_a_percentile_is_the_nearest_rank() -> None:

@@ -15,8 +15,13 @@ from mtp_daemon.engine.model import Loaded, load_streamed
 from mtp_daemon.engine.slot_verifier import SlotVerifier
 from mtp_daemon.engine.stream import ExpertStream, StreamSettings
 from mtp_loader.store.open import open_source
+from support.checkpoints import make_checkpoint
 from support.inline_loader import InlineLoader
 from support.pool_shapes import layout_for, new_region, share_of
+from support.reference import reference_logits
+
+CHUNKS = ([5, 9, 200, 17], [12], [400], [7])
+"""Fed one after the other to the `checkpoint` below, for its `reference`."""
 
 
 @dataclass
@@ -30,6 +35,16 @@ class Streamed:
     region_fd: int
     context: Any
     sockets: Path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("link") / "m", "qwen3_next", quant="q4g64")
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> list[Any]:
+    return reference_logits(checkpoint, CHUNKS)
 
 
 @pytest.fixture

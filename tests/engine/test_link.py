@@ -8,26 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.conftest import CHUNKS
 from mtp_daemon.engine.errors import EngineStopping, ExpertUnreadable, LoaderTimeout
 from mtp_daemon.engine.link_limits import Limits
 from mtp_daemon.engine.stream import StreamSettings
 from mtp_protocol.expert_messages import Filled, Resident
-from support.checkpoints import make_checkpoint
-from support.reference import reference_logits, streamed_logits
+from support.reference import streamed_logits
 from support.waiting import until, when
 
-CHUNKS = ([5, 9, 200, 17], [12], [400], [7])
 FAST = Limits(retry_s=0.2, deadline_s=20.0, loader_s=20.0)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("link") / "m", "qwen3_next", quant="q4g64")
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> list[Any]:
-    return reference_logits(checkpoint, CHUNKS)
 
 
 def assert_equal(got: list[Any], want: list[Any]) -> None:

@@ -7,24 +7,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.test_link import CHUNKS, FAST, assert_equal
+from engine.conftest import CHUNKS
+from engine.test_link import FAST, assert_equal
 from mtp_daemon.engine.errors import EnvironmentFailed
 from mtp_daemon.engine.stream import DECODE, StreamSettings
 from mtp_protocol.expert_messages import Filled
-from support.checkpoints import make_checkpoint
 from support.inline_loader import InlineLoader
-from support.reference import reference_logits, streamed_logits
+from support.reference import streamed_logits
 from support.waiting import when
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("link") / "m", "qwen3_next", quant="q4g64")
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> list[Any]:
-    return reference_logits(checkpoint, CHUNKS)
 
 
 def _replace(served: Any, resident: dict[tuple[int, int], int] | None = None) -> None:

@@ -8,23 +8,13 @@ from typing import Any
 
 import pytest
 
-from engine.test_link import CHUNKS, assert_equal
+from engine.conftest import CHUNKS
+from engine.test_link import assert_equal
 from mtp_daemon.engine.link_limits import Limits
 from mtp_daemon.engine.stream import StreamSettings
 from mtp_protocol.expert_messages import Limit, Need, Recall, Released
-from support.checkpoints import make_checkpoint
-from support.reference import reference_logits, streamed_logits
+from support.reference import streamed_logits
 from support.waiting import until, when
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("link") / "m", "qwen3_next", quant="q4g64")
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> list[Any]:
-    return reference_logits(checkpoint, CHUNKS)
 
 
 def test_recalls_are_answered_while_waiting_but_not_for_held_slots(checkpoint: Path, serve: Callable[..., Any]) -> None:

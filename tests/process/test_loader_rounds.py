@@ -211,6 +211,16 @@ def test_a_new_loader_writes_nothing_that_the_live_engine_may_read(front: Script
     assert successor.fetch(1, (0, 1)) is None and front.slot_is(1, 1, successor.where[1, 1])
 
 
+def give_back(engine: ScriptedEngine) -> None:
+    """Answer recalls until no more come."""
+    while True:
+        engine.answer_recalls()
+        if engine.socket.poll(200):
+            engine.receive()
+        elif not engine.recalled:
+            break
+
+
 def test_pins_stay_and_a_smaller_pool_moves_out_of_its_tail(front: ScriptedFront) -> None:
     """Pinned experts are loaded and survive pressure; a live resize ends with nothing in the rows given back."""
     engine = ScriptedEngine(front, front.start(12))
@@ -223,12 +233,7 @@ def test_pins_stay_and_a_smaller_pool_moves_out_of_its_tail(front: ScriptedFront
     random_waves(front, engine, 20, seed=1)
     assert {(0, 0), (2, 7)} <= engine.where.keys()
     front.send(Resize(4, (5,)))
-    while True:
-        engine.answer_recalls()
-        if engine.socket.poll(200):
-            engine.receive()
-        elif not engine.recalled:
-            break
+    give_back(engine)
     assert front.await_message(Resized).slots == (5,)
     assert all(slot < 5 for slot in engine.where.values())
     random_waves(front, engine, 10, seed=2)
@@ -243,12 +248,7 @@ def test_a_resize_that_another_overtakes_is_not_answered_with_its_size(front: Sc
     random_waves(front, engine, 12, seed=1)  # the tail is in use: the first resize has to wait for recalls
     front.send(Resize(4, (5,)))
     front.send(Resize(5, (9,)))
-    while True:
-        engine.answer_recalls()
-        if engine.socket.poll(200):
-            engine.receive()
-        elif not engine.recalled:
-            break
+    give_back(engine)
     failed = front.await_message(Failed)
     assert failed.ref == 4 and "overtook" in failed.text
     assert front.await_message(Resized) == Resized(5, (9,))

@@ -7,8 +7,8 @@ from typing import Any
 
 from mtp_daemon.bench.figures import Spread, paired_ratio
 from mtp_daemon.bench.serving import Served
-from mtp_daemon.ranks import Sizes
 from mtp_protocol.client_messages import TokenLogprobs
+from mtp_protocol.ranks import Sizes
 
 PARTS = ("draft", "verify", "sync", "commit", "stall", "finish")
 """Where a round's time goes. The stall is time within draft and verify; `finish` is what lies between rounds: text,

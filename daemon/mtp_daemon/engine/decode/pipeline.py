@@ -33,8 +33,9 @@ class Pipeline:
     def __init__(self, state: RequestState) -> None:
         self._state = state
         self._flight: _Flight | None = None
-        self._since_drained = 0
-        self._first = True
+        # As if a drain were due: the first token is handed out at once, while a launch may return only when most of its
+        # forward is computed.
+        self._since_drained = DRAIN_EVERY
         self._allowed = _needs_no_host(state.chooser.sampling)
 
     @property
@@ -48,9 +49,7 @@ class Pipeline:
         """The next token, committed; with `go_on` the forward after it is already running when this returns."""
         state = self._state
         self._since_drained += 1
-        # The first token is handed out at once: a launch may return only when most of its forward is computed.
-        go_on = go_on and self._since_drained < DRAIN_EVERY and not self._first
-        self._first = False
+        go_on = go_on and self._since_drained < DRAIN_EVERY
         try:
             flight = self._flight or self._launch(mx.array([[state.history[-1]]], dtype=mx.int32))
             self._flight = self._launch(flight.token[None]) if go_on else None

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from mtp_daemon.engine.stream import Stream
-from mtp_daemon.ranks import Sizes
+from mtp_protocol.ranks import Sizes
 
 _STREAM = (
     "hits", "misses", "bytes_read", "prefetched", "prefetched_bytes", "waves", "demands", "retries", "forwards",
